@@ -248,8 +248,9 @@ ROUTER = ModelSpec(
         TensorSpec("output_log_probs", DType.FP32, (-1,)),
         # JSON array of {token, bytes, logprob, top_logprobs} for the same tokens; "" unless return_log_probs.
         TensorSpec("log_probs_content", DType.STRING, (1,)),
-        # fast | slow: the path that wrote this text; engine: the Triton model.
-        TensorSpec("path", DType.STRING, (1,)),
+        # fast | slow: the path that wrote this text; engine: the Triton model. Not called "path": inputs and outputs of an
+        # ensemble share one name space, and "path" is what the caller asks for.
+        TensorSpec("served_path", DType.STRING, (1,)),
         TensorSpec("engine", DType.STRING, (1,)),
         # One readable line: stage, reason, cost. The same in every response of a request.
         TensorSpec("decision", DType.STRING, (1,)),
