@@ -1,0 +1,72 @@
+# Tandem: two commands are enough. `make serve` runs it, `make test` proves it; both set up what they need.
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+BIN    := $(VENV)/bin
+
+SERVE := $(VENV)/.serve-installed
+DEV   := $(VENV)/.dev-installed
+BENCH := $(VENV)/.bench-installed
+PIP   := $(BIN)/python -m pip --disable-pip-version-check install --no-deps
+SAY   := @echo "tandem:"
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check format e2e bench lock clean
+
+help: ## Show the commands
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: $(SERVE) ## Set up everything, start Triton and the gateway, print the URL (ARGS="--port 9000" and so on)
+	@exec $(BIN)/tandem serve $(ARGS)
+
+test: $(DEV) ## Set up everything, run all tests, the end-to-end ones on a real server
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV) ## Format, lint, types and the fast tests
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q -m "not e2e and not weights" $(ARGS)
+
+format: $(DEV) ## Format the code and mend what the linter can mend
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+e2e: $(DEV) ## Only the end-to-end tests
+	@$(BIN)/python -m pytest -m e2e $(ARGS)
+
+bench: $(BENCH) ## Run one benchmark beside its peers (ARGS="engine --json")
+	@$(BIN)/tandem bench $(ARGS)
+
+lock: ## Remake the lock files (needs uv)
+	@requirements/lock.sh
+
+clean: ## Remove the environment and tool caches (built engines stay in the cache folder)
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "tandem: $(PYTHON) is not installed; install Python 3.10 to 3.13 or say make PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { echo "tandem: $$($(PYTHON) --version) can't run Tandem; say make PYTHON=/path/to/a/python of 3.10 to 3.13" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "tandem: $(PYTHON) can't make environments; install python3-venv" >&2; exit 2; }
+	$(SAY) "making the environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# The checkout is installed in place, so that an edit needs no second install.
+$(SERVE): requirements/serve.lock requirements/no-deps.lock requirements/build.lock pyproject.toml | $(BIN)/python
+	$(SAY) "installing the pinned packages, about a minute"
+	@$(PIP) --require-hashes -q -r requirements/build.lock
+	@$(PIP) --require-hashes -q --progress-bar on -r requirements/serve.lock
+	@$(PIP) --require-hashes -q -r requirements/no-deps.lock
+	@$(PIP) --no-build-isolation -q --editable .
+	@touch $@
+
+$(DEV): requirements/dev.lock $(SERVE)
+	$(SAY) "installing the pinned test tools"
+	@$(PIP) --require-hashes -q -r requirements/dev.lock
+	@touch $@
+
+$(BENCH): requirements/bench.lock $(DEV)
+	$(SAY) "installing the peers to measure against (one is compiled: some minutes)"
+	@$(PIP) --require-hashes -q -r requirements/bench.lock
+	@touch $@
