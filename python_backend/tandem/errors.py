@@ -61,10 +61,10 @@ class InvalidRequest(TandemError):
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
-    def __init__(self, field: str, num_prompt_tokens: int, max_tokens: int) -> None:
+    def __init__(self, field: str, num_prompt_tokens: int, max_tokens: int, *, is_lower_bound: bool = False) -> None:
         super().__init__(
             field,
-            f"{num_prompt_tokens} prompt tokens",
+            f"{'more than ' if is_lower_bound else ''}{num_prompt_tokens} prompt tokens",
             f"the context holds {max_tokens} tokens with at least one left for the answer; shorten the prompt",
         )
 
