@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 SERVE := $(VENV)/.serve-installed
 DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
-PIP   := $(BIN)/python -m pip --disable-pip-version-check install --no-deps
+PIP   := requirements/install.sh $(BIN)/python
 SAY   := @echo "tandem:"
 
 .DEFAULT_GOAL := help
@@ -55,18 +55,16 @@ $(BIN)/python:
 # The checkout is installed in place, so that an edit needs no second install.
 $(SERVE): requirements/serve.lock requirements/no-deps.lock requirements/build.lock pyproject.toml | $(BIN)/python
 	$(SAY) "installing the pinned packages, about a minute"
-	@$(PIP) --require-hashes -q -r requirements/build.lock
-	@$(PIP) --require-hashes -q --progress-bar on -r requirements/serve.lock
-	@$(PIP) --require-hashes -q -r requirements/no-deps.lock
-	@$(PIP) --no-build-isolation -q --editable .
+	@$(PIP) requirements/build.lock requirements/serve.lock requirements/no-deps.lock
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(DEV): requirements/dev.lock $(SERVE)
 	$(SAY) "installing the pinned test tools"
-	@$(PIP) --require-hashes -q -r requirements/dev.lock
+	@$(PIP) requirements/dev.lock
 	@touch $@
 
 $(BENCH): requirements/bench.lock $(DEV)
 	$(SAY) "installing the peers to measure against (one is compiled: some minutes)"
-	@$(PIP) --require-hashes -q -r requirements/bench.lock
+	@$(PIP) requirements/bench.lock
 	@touch $@
