@@ -1,0 +1,135 @@
+"""Which sequences get how many tokens in the next step.
+
+There is no prefill phase and no decode phase: every running sequence has computed tokens that catch up with its tokens, under one
+budget of tokens per step. A sequence that is one token behind decodes; one that is further behind gets a chunk of what is left::
+
+    max_num_batched_tokens 8, running in order of admission
+
+    A  40 of 41 computed    1 token   decodes have their tokens set aside first
+    B  12 of 13 computed    1 token
+    C   5 of 30 computed    6 tokens  a chunk of the prefill; C samples nothing in this step
+    D   waits               0 tokens  admitted when budget, slots and blocks allow
+
+Blocks: an admitted sequence gets the blocks of all its tokens at once. When a running one needs a block and none is free, the
+sequence admitted last gives up its blocks and waits (preemption by recompute). The first running sequence can always go on,
+because no request is accepted that does not fit the pool alone; so every sequence ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.engine.kv_cache import KvCache
+from tandem.engine.sequence import Sequence
+from tandem.engine.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step: ``num_tokens[i]`` more tokens of ``sequences[i]``, after the block ``copies``."""
+
+    sequences: list[Sequence]
+    num_tokens: list[int]
+    copies: list[tuple[int, int]]
+
+
+class Scheduler:
+    """Owns the running list and the waiting queue; the only caller of :class:`KvCache`."""
+
+    def __init__(self, kv: KvCache, waiting: WaitingQueue, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.kv = kv
+        self.waiting = waiting
+        self.running: list[Sequence] = []  # in order of admission
+        self.num_preemptions = 0
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+
+    @property
+    def num_seats_taken(self) -> int:
+        return sum(sequence.num_seats for sequence in self.running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running) or len(self.waiting) > 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.add(sequence)
+
+    def schedule(self) -> ScheduledBatch:
+        """Plan one step. Modifies block tables, the running list and the waiting queue; not empty while there is work."""
+        batch = ScheduledBatch([], [], [])
+        preemptions_before = self.num_preemptions
+        budget = self._schedule_running(batch)
+        if self.num_preemptions == preemptions_before:
+            self._admit(batch, budget)
+        batch.copies.extend(self.kv.take_copies())
+        return batch
+
+    def fork(self, parent: Sequence, siblings: list[Sequence]) -> None:
+        """Let siblings share the computed tokens of a running sequence. They count as admitted with it."""
+        position = self.running.index(parent) + 1
+        for sibling in siblings:
+            self.kv.fork(parent.table, sibling.table)
+            sibling.num_computed_tokens = parent.num_computed_tokens
+        self.running[position:position] = siblings
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out an ended sequence, running or waiting, and free its blocks."""
+        if not self.waiting.remove(sequence):
+            self.running.remove(sequence)
+        self.kv.release(sequence.table)
+
+    def _schedule_running(self, batch: ScheduledBatch) -> int:
+        """Give running sequences their tokens; returns what is left of the budget."""
+        running = self.running
+        num_decodes = sum(1 for sequence in running if sequence.num_tokens - sequence.num_computed_tokens == 1)
+        budget = self._max_num_batched_tokens - num_decodes
+        position = 0
+        while position < len(running):
+            sequence = running[position]
+            position += 1
+            num_tokens = sequence.num_tokens - sequence.num_computed_tokens
+            if num_tokens > 1:
+                num_tokens = min(num_tokens, budget)
+                budget -= num_tokens
+            if num_tokens == 0:
+                continue
+            if not self._make_room(sequence, sequence.num_computed_tokens + num_tokens):
+                break
+            batch.sequences.append(sequence)
+            batch.num_tokens.append(num_tokens)
+        return budget
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Preempt from the end of the running list until there is room; False when that reached ``sequence`` itself.
+
+        Victims stand behind ``sequence``, so none of them is in the batch yet and no pending copy points at their blocks.
+        """
+        while not self.kv.reserve(sequence.table, sequence.num_computed_tokens, num_tokens):
+            victim = self.running.pop()
+            self.kv.release(victim.table)
+            victim.num_computed_tokens = 0
+            self.num_preemptions += 1
+            self.waiting.add(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _admit(self, batch: ScheduledBatch, budget: int) -> None:
+        seats_free = self._max_num_seqs - self.num_seats_taken
+        while budget > 0:
+            sequence = self.waiting.peek()
+            if sequence is None or sequence.num_seats > seats_free:
+                return
+            # One more block for each running sequence is left free, else the next steps would preempt what is admitted here.
+            if self.kv.num_blocks_for(sequence.num_tokens) + len(self.running) > self.kv.pool.num_free:
+                return
+            has_room = self.kv.reserve(sequence.table, 0, sequence.num_tokens)
+            assert has_room
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            seats_free -= sequence.num_seats
+            num_tokens = min(sequence.num_tokens, budget)
+            budget -= num_tokens
+            batch.sequences.append(sequence)
+            batch.num_tokens.append(num_tokens)
