@@ -1,0 +1,96 @@
+"""The one YAML file behind the rules: read, checked as a whole, turned into a policy. Format: ``default_rules.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from importlib import resources
+from pathlib import Path as FilePath
+from typing import get_args
+
+from tandem.errors import SetupError
+from tandem.routing.features import Language
+from tandem.routing.intents import Lexicon, Phrases
+from tandem.routing.policy import RoutingPolicy
+from tandem.routing.rules import AtLeast, AtMost, Condition, ExplicitStage, FlagIs, IntentIn, Rule, RulesStage, TagIn
+from tandem.routing.yaml_reader import YamlNode
+from tandem.types import Path
+
+VERSION = 1
+_SLUG = r"[a-z0-9_.-]{1,60}"
+_API_PATH = r"/[a-z0-9_./-]{1,100}"
+
+
+def load_policy(rules_file: FilePath | None = None) -> RoutingPolicy:
+    """Build the router's policy from ``rules_file``, or from the file shipped with the package.
+
+    Raises: SetupError naming file, line and remedy.
+    """
+    if rules_file is None:
+        resource = resources.files("tandem.routing").joinpath("default_rules.yaml")
+        return parse_policy(resource.read_text(encoding="utf-8"), "default_rules.yaml")
+    try:
+        text = rules_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{rules_file} can't be read ({error}); name a rules file or none for the default") from error
+    return parse_policy(text, str(rules_file))
+
+
+def parse_policy(text: str, origin: str) -> RoutingPolicy:
+    """As :func:`load_policy`, from the text of the file; ``origin`` names it in messages."""
+    root = YamlNode.parse(text, origin).mapping(required=("version", "engines", "explicit", "default", "intents", "rules"))
+    if root["version"].count() != VERSION:
+        raise root["version"].error(f"got version {root['version'].count()}", f"this program reads version {VERSION}")
+    paths = {name: Path(node.one_of(path.value for path in Path)) for name, node in root["engines"].free_mapping().items()}
+    explicit = _explicit(root["explicit"], paths)
+    intents = {name: _phrases(node) for name, node in root["intents"].free_mapping().items()}
+    rules = [_rule(node, paths, intents) for node in root["rules"].sequence()]
+    for index, rule in enumerate(rules):
+        if any(rule.name == other.name for other in rules[:index]):
+            raise root["rules"].sequence()[index].error(f"the name {rule.name} is taken", "give each rule its own name")
+    return RoutingPolicy(
+        [ExplicitStage(explicit), RulesStage(rules, Lexicon(intents))],
+        default_engine=root["default"].one_of(paths),
+        paths=paths,
+    )
+
+
+def _explicit(node: YamlNode, paths: Mapping[str, Path]) -> dict[str, str]:
+    entries = node.mapping(required=[path.value for path in Path])
+    return {name: entry.one_of([engine for engine, path in paths.items() if path.value == name]) for name, entry in entries.items()}
+
+
+def _phrases(node: YamlNode) -> Phrases:
+    entries = node.mapping(required=("english", "chinese"))
+    english, chinese = (tuple(entry.text() for entry in entries[key].sequence()) for key in ("english", "chinese"))
+    return Phrases(english, chinese)
+
+
+def _rule(node: YamlNode, paths: Collection[str], intents: Collection[str]) -> Rule:
+    entries = node.mapping(required=("name", "when", "engine"))
+    readers = _condition_readers(intents)
+    conditions = [(key, readers[key](entry)) for key, entry in entries["when"].mapping(optional=readers).items()]
+    if not conditions:
+        raise entries["when"].error("a rule without conditions", f"give at least one of {', '.join(readers)}")
+    # In the order of the table, which is the order of their cost.
+    conditions.sort(key=lambda item: list(readers).index(item[0]))
+    return Rule(entries["name"].text(_SLUG), tuple(condition for _, condition in conditions), entries["engine"].one_of(paths))
+
+
+def _condition_readers(intents: Collection[str]) -> dict[str, Callable[[YamlNode], Condition]]:
+    """Key under ``when`` -> how its value becomes a condition; the cheapest conditions first."""
+
+    def tags(feature: str, pattern: str) -> Callable[[YamlNode], Condition]:
+        return lambda node: TagIn(feature, frozenset(entry.text(pattern) for entry in node.sequence()))
+
+    return {
+        "task": tags("task", _SLUG),
+        "api_path": tags("api_path", _API_PATH),
+        "source": tags("source", _SLUG),
+        "language": lambda node: TagIn("language", frozenset(entry.one_of(get_args(Language)) for entry in node.sequence())),
+        "has_code": lambda node: FlagIs("has_code", node.flag()),
+        "has_arithmetic": lambda node: FlagIs("has_arithmetic", node.flag()),
+        "min_prompt_tokens": lambda node: AtLeast("num_prompt_tokens", node.count()),
+        "max_prompt_tokens": lambda node: AtMost("num_prompt_tokens", node.count()),
+        "min_turns": lambda node: AtLeast("num_turns", node.count()),
+        "intent": lambda node: IntentIn(frozenset(entry.one_of(intents) for entry in node.sequence())),
+    }
