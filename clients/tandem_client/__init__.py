@@ -1,0 +1,1 @@
+"""Clients of Tandem: typed results over HTTP or gRPC, sync or async."""
