@@ -1,7 +1,8 @@
 """The two seams of the router's flow: what Triton hands in and takes out, and how an engine is called.
 
-``tandem.triton`` decodes tensors into :class:`RouterRequest`, calls the service of ``tandem.orchestration.service`` and encodes each
-:class:`RouterChunk`. Towards the engines the flow sees only :class:`EnginePort`; in production that is BLS, in unit tests a fake.
+``tandem.triton`` decodes tensors into :class:`RouterRequest`, calls the service of ``tandem.orchestration.service`` and encodes
+each :class:`RouterChunk`. Towards the engines the flow sees only :class:`EnginePort`; in production that is BLS, in unit tests a
+fake.
 """
 
 from __future__ import annotations
@@ -87,5 +88,8 @@ class EnginePort(Protocol):
         ...
 
     def stop(self, engine: str, request_id: str) -> None:
-        """Cancel by the ``stop`` tensor under the same request id. Unknown ids are no error. Never blocks for long."""
+        """Cancel by the ``stop`` tensor under the same request id. Unknown ids are no error. Never blocks for long.
+
+        Raises nothing: a stop that cannot be delivered is the port's to log, since whoever stops has no use for the error.
+        """
         ...

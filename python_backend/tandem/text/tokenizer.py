@@ -86,17 +86,17 @@ class Tokenizer:
         found = self._hf.token_to_id(text)
         return None if found is None else int(found)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool, field: str = "text_input") -> tuple[int, ...]:
         """Ids of ``text``. ``add_special_tokens`` adds what the model wants around raw text (for many: a start token).
 
-        Raises: InvalidRequest for a lone surrogate, which no UTF-8 text has.
+        Raises: InvalidRequest naming ``field`` for a lone surrogate, which no UTF-8 text has.
         """
         try:
             encoding = self._hf.encode(text, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError):
             if _LONE_SURROGATE.search(text) is None:
                 raise
-            raise InvalidRequest("text", text, "send valid Unicode text without lone surrogates") from None
+            raise InvalidRequest(field, text, "send valid Unicode text without lone surrogates") from None
         return tuple(encoding.ids)
 
     def piece(self, token_id: int) -> bytes:

@@ -1,0 +1,64 @@
+"""What the router's service must know before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tandem.errors import SetupError
+from tandem.text.tokenizer import Tokenizer
+from tandem.types import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """One engine model. ``max_seq_len`` counts prompt and completion together, as the engine enforces it."""
+
+    name: str
+    max_seq_len: int
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """The engines that may be called, all with one vocabulary, and the defaults of requests.
+
+    ``default_max_tokens`` bounds the answer of a request that states no ``max_tokens`` (the rest of the context bounds it too).
+    """
+
+    engines: tuple[EngineInfo, ...]
+    default_max_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if not self.engines:
+            raise SetupError("the router has no engine to call; list at least one")
+        if self.default_max_tokens < 1:
+            raise SetupError(f"default_max_tokens is {self.default_max_tokens}; give a whole number of at least 1")
+        first = self.engines[0]
+        for engine in self.engines:
+            if engine.max_seq_len < 2:
+                raise SetupError(f"{engine.name} has max_seq_len {engine.max_seq_len}; it must hold a prompt and an answer")
+            if engine.tokenizer.fingerprint != first.tokenizer.fingerprint:
+                raise SetupError(
+                    f"{first.name} and {engine.name} have different tokenizers, but prompts are tokenized once for all engines; "
+                    "build the engines from models of one family"
+                )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The one vocabulary of all engines."""
+        return self.engines[0].tokenizer
+
+    def engine(self, name: str) -> EngineInfo:
+        """Raises: KeyError for an engine that is not listed."""
+        for engine in self.engines:
+            if engine.name == name:
+                return engine
+        raise KeyError(name)
+
+    def check_paths(self, paths: Mapping[str, Path]) -> None:
+        """Raises: SetupError when the rules may choose an engine that is not listed."""
+        known = {engine.name for engine in self.engines}
+        for name in paths:
+            if name not in known:
+                raise SetupError(f"the rules name the engine {name}, which is not served; known are {', '.join(sorted(known))}")
