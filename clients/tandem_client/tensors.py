@@ -73,7 +73,7 @@ def decode_response(response: Any) -> TextChunk | None:
             num_input_tokens=_int(raw["num_input_tokens"]),
             num_output_tokens=_int(raw["num_output_tokens"]),
             log_probs_content=_text(raw["log_probs_content"]),
-            path=_text(raw["path"]),
+            path=_text(raw["served_path"]),
             engine=_text(raw["engine"]),
             decision=_text(raw["decision"]),
         )

@@ -20,7 +20,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tandem.errors import Cancelled, EngineFailure, TandemError
-from tandem_gateway.answer import Answer
+from tandem_client.text import TextChunk
+from tandem_gateway.answer import Answer, Piece
 from tandem_gateway.backend import TextBackend
 from tandem_gateway.body import parse_object, read_body
 from tandem_gateway.errors import HttpError, error_body, error_headers
@@ -117,17 +118,17 @@ class AnsweringResponse(Response):
         try:
             async with aclosing(run.batches()) as batches:  # type: ignore[type-var]
                 async for batch in batches:
-                    pieces = [answer.add(chunk) for chunk in batch]
+                    pieces, error = _add_all(answer, batch)
                     record.is_generating = record.is_generating or bool(batch)
                     if any(piece.text for piece in pieces):
                         record.note_content()
-                    if not asked.is_stream:
-                        continue
-                    if not sender.is_started and batch:
+                    if asked.is_stream and not sender.is_started and pieces:
                         await sender.start_events(_path_headers(answer))
                     if sender.is_started:
                         events = [event for piece in pieces for event in self._renderer.events(envelope, piece)]
                         await sender.events(events if batch else None)
+                    if error is not None:
+                        raise error
             answer.close()
         finally:
             record.path, record.engine = answer.path, answer.engine
@@ -196,6 +197,16 @@ class _Sender:
         except asyncio.TimeoutError:
             self._is_stalled = True
             raise Cancelled(f"the client read nothing for {_WRITE_TIMEOUT_S:g} s") from None
+
+
+def _add_all(answer: Answer, batch: list[TextChunk]) -> tuple[list[Piece], TandemError | None]:
+    """The pieces of the chunks up to the first that breaks the contract, and its error: what was good is still shown."""
+    pieces: list[Piece] = []
+    try:
+        pieces.extend(answer.add(chunk) for chunk in batch)
+    except TandemError as error:
+        return pieces, error
+    return pieces, None
 
 
 async def _fail_on_disconnect(receive: Receive, run: Run) -> None:

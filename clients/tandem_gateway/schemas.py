@@ -45,13 +45,16 @@ class Message(_Strict):
     """One chat message. ``tool`` messages are texts of their own role; calls of tools are not offered."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart]
+    content: Text | Annotated[list[TextPart], Field(min_length=1)]
     name: Text | None = None
     tool_call_id: Text | None = None
+    # Fields of an answer that clients send back with it: fine while empty.
     refusal: None = None
     tool_calls: None = None
     function_call: None = None
     audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    reasoning_content: None = None
 
 
 class StreamOptions(_Strict):
