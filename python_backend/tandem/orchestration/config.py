@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 
 from tandem.errors import SetupError
-from tandem.text.tokenizer import Tokenizer
+from tandem.text.tokenizer import TOKENIZER_FILES, Tokenizer
 from tandem.types import Path
 
 
@@ -62,3 +63,23 @@ class RouterConfig:
         for name in paths:
             if name not in known:
                 raise SetupError(f"the rules name the engine {name}, which is not served; known are {', '.join(sorted(known))}")
+
+
+def load_tokenizers(folders: Mapping[str, FilePath]) -> dict[str, Tokenizer]:
+    """The tokenizer of each engine folder, by engine name. Engines whose files are equal share one object, which is large.
+
+    Raises: SetupError naming the file that is missing or broken.
+    """
+    by_content: dict[tuple[bytes, ...], Tokenizer] = {}
+    loaded: dict[str, Tokenizer] = {}
+    for name, folder in folders.items():
+        content = tuple(_content(folder / file) for file in TOKENIZER_FILES)
+        if content not in by_content:
+            by_content[content] = Tokenizer.load(folder)
+        loaded[name] = by_content[content]
+    return loaded
+
+
+def _content(path: FilePath) -> bytes:
+    """The content of a file, empty where there is none: whether one is missing is for the loader to say."""
+    return path.read_bytes() if path.is_file() else b""

@@ -19,8 +19,10 @@ TAIL_CHARS = 400
 
 _MAX_TAG_CHARS = 200
 _CODE = re.compile(
-    r"```|^\s*(?:def|class|func|fn|impl|import|from|public|private|static|#include|package)\s+[\w<\"*]"
-    r"|[;{]\s*$|\bSELECT\b.{1,200}\bFROM\b|=>|</\w+>",
+    r"```|[;{]\s{0,4}$|=>|</\w{1,40}>"
+    r"|^\s{0,40}(?:(?:def|class|func|fn|impl|interface|struct)\s{1,4}\w{1,80}\s{0,4}[({:<]|#include\s{0,4}[<\"])"
+    r"|^\s{0,40}(?:from\s{1,4}[\w.]{1,80}\s{1,4}import\b|import\s{1,4}[\w.]{1,80}\s{0,4}(?:;|$|as\b))"
+    r"|\bSELECT\b.{1,200}\bFROM\b",
     re.MULTILINE,
 )
 # Two numbers with a sign between them. Minus and slash need blanks around them, or dates and ranges would count.
@@ -102,9 +104,9 @@ def _excerpt(text: str) -> str:
 
 
 def _language(text: str) -> Language:
-    """Chinese as soon as a third of its letters are Han: Chinese prompts often hold English names."""
+    """Chinese as soon as a quarter of its letters are Han: Chinese prompts often hold English names."""
     num_han, num_latin = len(_HAN.findall(text)), len(_LATIN.findall(text))
-    if num_han and 2 * num_han >= num_latin:
+    if num_han and 3 * num_han >= num_latin:
         return "zh"
     return "en" if num_latin and text.isascii() else "other"
 

@@ -17,14 +17,19 @@ from tandem.errors import SetupError
 _HYPHENS = ("-", "_", "‐", "‑", "–", "—")
 # Only ASCII letters and digits make a word longer, so that "请translate一下" holds the word "translate".
 _WORD = re.compile(r"[a-z0-9]+")
-_CLAIM_NOUNS = ("model", "path", "engine", "route", "lane", "模型", "路径", "通道", "引擎", "路线")
+# A claim is a verb of sending and, in the same sentence, a path; or a field of the request spelled out as JSON.
+_QUALITIES = ("slow", "fast", "quick", "big", "large", "small", "strong", "weak", "reasoning", "best")
+_PLACES = ("model", "path", "engine", "route", "lane")
+_QUALITIES_ZH = ("慢", "快", "大", "小", "强", "弱", "推理")
+_PLACES_ZH = ("模型", "路径", "通道", "引擎", "路线")
+_FIELDS = ("path", "task", "route", "source")
 _CLAIM = re.compile(
-    r"\b(?:rout(?:e|ed|ing)|send|sent|forward(?:ed)?|switch|escalate|assign|dispatch|direct|us(?:e|ing)|go(?:es)?|take|pick"
-    r"|choose|prefer|run|want|needs?|requires?|deserves?|via|through)\b[^.!?\n]{0,60}?"
-    r"\b(?:slow|slower|fast|faster|quick|big|bigger|large|larger|small|smaller|strong|stronger|weak|weaker|reasoning|best)"
-    r" (?:\w{1,20} )?(?:model|path|engine|route|lane)s?\b"
-    r"|(?:使用|用|走|交给|转到|转给|切换到|切到|路由到|发给|发送到|选择|选)[^。!?\n]{0,20}?"
-    r"(?:慢速?|快速?|大|小|强|弱|推理)(?:的)?(?:模型|路径|通道|引擎|路线)"
+    r"(?:\b(?:rout(?:e|ed|ing)|send|sent|forward(?:ed)?|switch|escalate|assign|dispatch|direct|us(?:e|ing)|go(?:es)?|take|pick"
+    r"|choose|prefer|run|want|needs?|requires?|deserves?|via|through)\b"
+    r"|使用|用|走|交给|转到|转给|切换到|切到|路由到|发给|发送到|选择|选)[^.!?。\n]{0,60}?"
+    rf"(?:\b(?:{'|'.join(_QUALITIES)})(?:er|est)? (?:\w{{1,20}} )?(?:{'|'.join(_PLACES)})s?\b"
+    rf"|(?:{'|'.join(_QUALITIES_ZH)})速?的?(?:{'|'.join(_PLACES_ZH)}))"
+    rf"|[\"'](?:{'|'.join(_FIELDS)})[\"'] ?: ?[\"'][^\"'\n]{{0,40}}[\"']"
 )
 
 
@@ -37,36 +42,46 @@ class Phrases:
 
 
 class Lexicon:
-    """Finds the leading intent of a text. Immutable and thread-safe; linear in the length of the text."""
+    """Finds the leading intent of a text. Immutable and thread-safe; bounded by the length of the text, whatever stands in it.
+
+    Only phrases whose first word (Chinese: first character) stands in the text at all are looked for.
+    """
 
     def __init__(self, intents: Mapping[str, Phrases]) -> None:
         """Raises: SetupError when two intents share a phrase, or an English phrase does not start with a letter or digit."""
-        self._english = _by_phrase({name: phrases.english for name, phrases in intents.items()})
-        self._chinese = _by_phrase({name: phrases.chinese for name, phrases in intents.items()})
-        self._chinese_search = re.compile("|".join(map(re.escape, _longest_first(self._chinese))) or r"(?!)")
-        self._by_first_word: dict[str, list[str]] = {}
-        for phrase in _longest_first(self._english):
-            first_word = _WORD.match(phrase)
-            if first_word is None:
-                raise SetupError(f"the English phrase {phrase!r} must start with a letter or digit; change it in the rules file")
-            self._by_first_word.setdefault(first_word[0], []).append(phrase)
+        self._intent_of: dict[str, str] = {}
+        self._english: dict[str, list[str]] = {}
+        self._chinese: dict[str, list[str]] = {}
+        for name, phrases in intents.items():
+            for phrase in map(normalize, phrases.english):
+                self._add(phrase, name)
+                self._english.setdefault(_first_word(phrase), []).append(phrase)
+            for phrase in map(normalize, phrases.chinese):
+                self._add(phrase, name)
+                self._chinese.setdefault(phrase[:1], []).append(phrase)
 
     def leading_intent(self, text: str) -> str | None:
         """The intent whose phrase stands first in ``text``; of two at one place the longer phrase; None without any."""
         normal = without_claims(normalize(text))
-        english = self._first_english(normal)
-        chinese = None if normal.isascii() else self._chinese_search.search(normal)
-        if chinese is not None and (english is None or chinese.start() < english[0]):
-            return self._chinese[chinese[0]]
-        return None if english is None else self._english[english[1]]
+        found = [
+            (position, -len(phrase), phrase)
+            for word in self._english.keys() & set(_WORD.findall(normal))
+            for phrase in self._english[word]
+            if (position := _find_words(normal, phrase)) >= 0
+        ]
+        if not normal.isascii():
+            found += [
+                (position, -len(phrase), phrase)
+                for char in self._chinese.keys() & set(normal)
+                for phrase in self._chinese[char]
+                if (position := normal.find(phrase)) >= 0
+            ]
+        return self._intent_of[min(found)[2]] if found else None
 
-    def _first_english(self, normal: str) -> tuple[int, str] | None:
-        """Position and phrase of the first English match."""
-        for word in _WORD.finditer(normal):
-            for phrase in self._by_first_word.get(word[0], ()):
-                if normal.startswith(phrase, word.start()) and _ends_word(normal, word.start() + len(phrase)):
-                    return word.start(), phrase
-        return None
+    def _add(self, phrase: str, name: str) -> None:
+        other = self._intent_of.setdefault(phrase, name)
+        if other != name:
+            raise SetupError(f"the phrase {phrase!r} stands in {other} and in {name}; keep one of them in the rules file")
 
 
 def normalize(text: str) -> str:
@@ -78,27 +93,30 @@ def normalize(text: str) -> str:
 
 
 def without_claims(normal: str) -> str:
-    """A normalized text without the clauses that tell the router where to go."""
-    if not any(noun in normal for noun in _CLAIM_NOUNS):
-        return normal
-    return _CLAIM.sub(" ", normal)
+    """A normalized text without the words that tell the router where to go."""
+    # Looking for words costs far less than the pattern, and nearly every text has no claim.
+    names_path = _has_any(normal, _PLACES + _PLACES_ZH) and _has_any(normal, _QUALITIES + _QUALITIES_ZH)
+    names_field = _has_any(normal, ('"', "'")) and _has_any(normal, _FIELDS)
+    return _CLAIM.sub(" ", normal) if names_path or names_field else normal
 
 
-def _by_phrase(intents: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, phrases in intents.items():
-        for phrase in map(normalize, phrases):
-            if phrase in found:
-                raise SetupError(
-                    f"the phrase {phrase!r} stands in {found[phrase]} and in {name}; keep one of them in the rules file"
-                )
-            found[phrase] = name
-    return found
+def _has_any(text: str, words: tuple[str, ...]) -> bool:
+    return any(word in text for word in words)
 
 
-def _longest_first(phrases: Mapping[str, str]) -> list[str]:
-    return sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
+def _first_word(phrase: str) -> str:
+    match = _WORD.match(phrase)
+    if match is None:
+        raise SetupError(f"the English phrase {phrase!r} must start with a letter or digit; change it in the rules file")
+    return match[0]
 
 
-def _ends_word(text: str, end: int) -> bool:
-    return end == len(text) or _WORD.match(text, end) is None
+def _find_words(text: str, phrase: str) -> int:
+    """Where ``phrase`` stands as whole words, or -1."""
+    start = text.find(phrase)
+    while start >= 0:
+        end = start + len(phrase)
+        if not (start and _WORD.match(text[start - 1])) and not (end < len(text) and _WORD.match(text[end])):
+            return start
+        start = text.find(phrase, start + 1)
+    return -1

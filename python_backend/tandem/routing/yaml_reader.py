@@ -15,9 +15,11 @@ _STRING, _INT, _BOOL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int", "tag:ya
 class YamlNode:
     """One value of a YAML file. Its readers check the type; all of them raise SetupError naming file, line and remedy."""
 
-    def __init__(self, node: yaml.Node, origin: str) -> None:
+    def __init__(self, node: yaml.Node, origin: str, line: int | None = None) -> None:
+        """``line``: where to point at, from 0; that of a key is of more help than that of the value under it."""
         self._node = node
         self._origin = origin
+        self._line = int(node.start_mark.line) if line is None else line
 
     @classmethod
     def parse(cls, text: str, origin: str) -> YamlNode:
@@ -34,7 +36,7 @@ class YamlNode:
         return cls(node, origin)
 
     def error(self, problem: str, remedy: str) -> SetupError:
-        return SetupError(f"{self._origin}, line {self._node.start_mark.line + 1}: {problem}; {remedy}")
+        return SetupError(f"{self._origin}, line {self._line + 1}: {problem}; {remedy}")
 
     def mapping(self, *, required: Iterable[str] = (), optional: Iterable[str] = ()) -> dict[str, YamlNode]:
         """A mapping with all of ``required`` and nothing besides ``optional``."""
@@ -58,7 +60,7 @@ class YamlNode:
             name = key.text()
             if name in entries:
                 raise key.error(f"{quote(name)} stands here twice", "keep one of them")
-            entries[name] = YamlNode(value_node, self._origin)
+            entries[name] = YamlNode(value_node, self._origin, key_node.start_mark.line)
         return entries
 
     def sequence(self) -> list[YamlNode]:

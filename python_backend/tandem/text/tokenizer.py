@@ -18,6 +18,9 @@ from tandem.errors import InvalidRequest, SetupError
 from tandem.text.control_tokens import ControlToken, hide_control_tokens
 from tandem.text.pieces import piece_decoder
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""What :meth:`Tokenizer.load` reads; the last one is optional."""
+
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
