@@ -133,3 +133,16 @@ def assert_is_idle(engine: LLMEngine) -> None:
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
     assert stats.num_free_blocks == stats.num_blocks
     engine.check_integrity()
+
+
+def kept_probs(logits: np.ndarray, *, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """The distribution that is drawn from, by full sorts in float64. [vocab_size]"""
+    probs = np.exp((logits - logits.max()) / temperature)
+    probs[probs < min_p] = 0.0
+    order = np.argsort(-probs, kind="stable")
+    if top_k > 0:
+        probs[order[top_k:]] = 0.0
+    if top_p < 1.0:
+        cumulative = np.cumsum(probs[order]) / probs.sum()
+        probs[order[np.searchsorted(cumulative, top_p * (1.0 - 1e-6)) + 1 :]] = 0.0
+    return probs / probs.sum()

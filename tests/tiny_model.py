@@ -1,7 +1,7 @@
 """A tiny decoder-only transformer in float64, twice: without a cache (the reference) and over paged KV blocks (a ``Decoder``).
 
-RMS norm, rotary positions, grouped-query attention, SwiGLU, seeded weights: the shape of a Llama at a size where one forward pass takes
-a fraction of a millisecond. The reference computes every position from scratch and shares no line with the paged path but the
+RMS norm, rotary positions, grouped-query attention, SwiGLU, seeded weights: the shape of a Llama at a size where one forward pass
+takes a fraction of a millisecond. The reference computes every position from scratch and shares no line with the paged path but the
 layer arithmetic, so that an error of block tables, positions or chunks shows as other tokens. KV memory that no token was written
 to holds NaN, so that reading a wrong slot cannot go unnoticed.
 """
@@ -92,7 +92,7 @@ def reference_greedy(model: TinyModel, prompt_ids: Sequence[int], num_tokens: in
 
 
 class PagedTinyDecoder:
-    """The same model behind the engine's ``Decoder`` seam. Remembers what it was asked for (``batches``: past and new per sequence)."""
+    """The same model behind the engine's ``Decoder`` seam. ``batches`` records (past, new) tokens per sequence of every step."""
 
     def __init__(self, model: TinyModel, *, num_blocks: int = 64, block_size: int = 4, max_seq_len: int = MAX_SEQ_LEN) -> None:
         self._model = model

@@ -30,7 +30,8 @@ class Penalties:
     __slots__ = ("_counts", "_frequency", "_ids", "_num_ids", "_presence", "_repetition", "_slots")
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], max_tokens: int) -> None:
-        self._repetition = params.repetition_penalty
+        # Beyond these bounds the result is cut off at MAX_ABS_LOGIT anyway, but the arithmetic could overflow.
+        self._repetition = min(max(params.repetition_penalty, 1.0 / MAX_ABS_LOGIT), MAX_ABS_LOGIT)
         self._presence = params.presence_penalty
         self._frequency = params.frequency_penalty
         distinct = list(dict.fromkeys(prompt_ids))

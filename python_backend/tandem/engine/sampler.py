@@ -38,7 +38,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._scratch: tuple[BlockedRow, TokenDrawer] | None = None
+        self._scratch: _Scratch | None = None
 
     def sample(self, sequences: Seq[Sequence], rows: Seq[int], output: DecoderOutput) -> SampledTokens:
         """Choose a token for each sequence from ``output`` row ``rows[i]``; several sequences may share a row. Modifies nothing."""
@@ -61,21 +61,21 @@ class Sampler:
         )
 
     def _choose(self, sequence: Sequence, logits: FloatArray, argmax: int) -> int | None:
-        scratch, drawer = self._scratch_for(logits)
+        scratch = self._scratch_for(logits)
         processors, params = sequence.processors, sequence.params
         banned = processors.banned_ids(sequence.output_ids)
-        is_changed = processors.changes_logits(banned)
-        if is_changed:
-            scratch.values[:] = logits
-            logits = scratch.values
+        if processors.changes_logits(banned):
+            scratch.logits[:] = logits
+            logits = scratch.logits
             processors.apply(logits, banned)
+            argmax = int(logits.argmax())
+            if not np.isfinite(logits[argmax]):
+                return None
         if sequence.is_greedy:
-            if not is_changed:
-                return argmax
-            best = int(logits.argmax())
-            return best if np.isfinite(logits[best]) else None
-        return drawer.draw(
+            return argmax
+        return scratch.drawer.draw(
             logits,
+            argmax,
             sequence.random.uniform(sequence.num_output_tokens),
             temperature=params.temperature,
             top_k=params.top_k,
@@ -96,13 +96,23 @@ class Sampler:
         count = sequence.params.top_logprobs
         if count == 0:
             return ()
-        scratch, _ = self._scratch_for(output.logits)
-        scratch.values[:] = output.logits[row]
-        ids = scratch.top_ids(count)
-        values = np.clip(scratch.values[ids] - output.log_sum_exp[row], LOG_PROB_FLOOR, 0.0)
+        logits = output.logits[row]
+        blocked = self._scratch_for(logits).row
+        blocked.fill(logits, logits.max())
+        ids = blocked.top_ids(count)
+        values = np.clip(logits[ids] - output.log_sum_exp[row], LOG_PROB_FLOOR, 0.0)
         return (TokenLogProbs(tuple(ids.tolist()), tuple(values.tolist())),)
 
-    def _scratch_for(self, logits: FloatArray) -> tuple[BlockedRow, TokenDrawer]:
-        if self._scratch is None or self._scratch[0].values.dtype != logits.dtype:
-            self._scratch = BlockedRow(self._vocab_size, logits.dtype), TokenDrawer(self._vocab_size, logits.dtype)
+    def _scratch_for(self, logits: FloatArray) -> _Scratch:
+        if self._scratch is None or self._scratch.logits.dtype != logits.dtype:
+            self._scratch = _Scratch(self._vocab_size, logits.dtype)
         return self._scratch
+
+
+class _Scratch:
+    """Memory for one row at a time, in the precision of the decoder's logits."""
+
+    def __init__(self, vocab_size: int, dtype: np.dtype[np.floating]) -> None:
+        self.logits: FloatArray = np.zeros(vocab_size, dtype)  # the row as the processors change it
+        self.row = BlockedRow(vocab_size, dtype)
+        self.drawer = TokenDrawer(self.row)
