@@ -116,7 +116,7 @@ class AnsweringResponse(Response):
             wants_usage=asked.include_usage,
         )
         try:
-            async with aclosing(run.batches()) as batches:  # type: ignore[type-var]
+            async with aclosing(run.batches()) as batches:
                 async for batch in batches:
                     pieces, error = _add_all(answer, batch)
                     record.is_generating = record.is_generating or bool(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,10 +24,10 @@ class BackendHealth:
 class TextBackend(Protocol):
     """Writes text. Used by one event loop."""
 
-    def generate(self, request: TextRequest) -> AsyncIterator[TextChunk]:
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextChunk, None]:
         """Run one request; every sequence ends with a chunk that has a finish reason.
 
-        Closing the iterator early, or cancelling the task that runs it, stops the engines: the call returns at once and the
+        Closing the generator early, or cancelling the task that runs it, stops the engines: the call returns at once and the
         stop goes on by itself. Raises: TandemError of the backend's own code; EngineFailure when the backend is gone.
         """
         ...

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from enum import Enum
 from types import TracebackType
@@ -70,7 +70,7 @@ class Run:
         if self._pump is not None:
             self._pump.cancel()
 
-    async def batches(self) -> AsyncIterator[list[TextChunk]]:
+    async def batches(self) -> AsyncGenerator[list[TextChunk], None]:
         """Chunks as they come, all that wait at one time in one list; an empty list when nothing came for a ping interval.
 
         Raises: TandemError when the run failed.
@@ -98,7 +98,7 @@ class Run:
 
     async def _pump_chunks(self) -> None:
         try:
-            async with aclosing(self._backend.generate(self._request)) as chunks:  # type: ignore[type-var]
+            async with aclosing(self._backend.generate(self._request)) as chunks:
                 async for chunk in chunks:
                     self._mailbox.put_nowait(chunk)
         except TandemError as error:

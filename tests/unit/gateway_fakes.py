@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,7 +82,7 @@ class FakeBackend:
         self.stopped.clear()
         return self
 
-    async def generate(self, request: TextRequest) -> AsyncIterator[TextChunk]:
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextChunk, None]:
         self.requests.append(request)
         is_done = False
         try:

@@ -97,6 +97,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 if stopped.is_set():
                     return
                 yield answer
+            if request.parameters["triton_enable_empty_final_response"].bool_param:
+                final = service_pb2.ModelInferResponse(id=request.id)
+                final.parameters["triton_final_response"].bool_param = True
+                yield service_pb2.ModelStreamInferResponse(infer_response=final)
 
     def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         return service_pb2.ServerReadyResponse(ready=self.is_ready)

@@ -1,0 +1,55 @@
+"""Between the client's types and the text model of Triton; shared by both faces. No input or output here."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+
+from tandem_client.errors import ApiError
+from tandem_client.http_wire import token_log_prob
+from tandem_client.results import MODELS, Call, Delta, Event, Head, Usage
+from tandem_client.text import TextChunk, TextRequest
+
+_PATH_BY_MODEL = dict(zip(MODELS, ("auto", "fast", "slow"), strict=True))
+
+
+def text_request(call: Call) -> TextRequest:
+    """Raises: ApiError for an unknown model, as the gateway would say it."""
+    if call.model not in _PATH_BY_MODEL:
+        raise ApiError(
+            f"model: got {call.model}; use one of {', '.join(MODELS)}", status=404, code="model_not_found", field="model"
+        )
+    return TextRequest(
+        request_id=f"client-{uuid.uuid4().hex}",
+        prompts=() if call.prompt is None else (call.prompt,),
+        messages=None if call.prompt is not None else json.dumps([dict(message) for message in call.messages]),
+        path=_PATH_BY_MODEL[call.model],
+        task=call.task,
+        api_path="grpc",
+        stream=True,
+        sampling=call.sampling,
+    )
+
+
+class ChunkReader:
+    """Chunks of one request in, events out."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._prompt_tokens = 0
+        self._completion_tokens: dict[int, int] = {}
+
+    def read(self, chunk: TextChunk) -> Iterator[Event]:
+        if not self._completion_tokens:
+            yield Head(self._request_id, chunk.path, chunk.engine, chunk.decision)
+        if chunk.finish_reason == "cancelled":
+            raise ApiError("the request was stopped before its answer was complete", status=499, code="cancelled")
+        self._prompt_tokens = chunk.num_input_tokens
+        self._completion_tokens[chunk.sequence_index] = chunk.num_output_tokens
+        log_probs = tuple(token_log_prob(entry) for entry in json.loads(chunk.log_probs_content or "[]"))
+        yield Delta(chunk.sequence_index, chunk.text, chunk.finish_reason or None, chunk.path, log_probs)
+
+    def usage(self) -> Usage:
+        """Call after the last chunk."""
+        return Usage(self._prompt_tokens, sum(self._completion_tokens.values()))
