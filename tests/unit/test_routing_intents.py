@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.errors import SetupError
 from tandem.routing.intents import Lexicon, Phrases, normalize, without_claims
 
 LEXICON = Lexicon(
@@ -73,13 +72,3 @@ def test_words_about_models_without_a_claim_stay() -> None:
 
 def test_normalize_folds_width_case_hyphens_and_blanks() -> None:
     assert normalize("Ｓｔｅｐ-by_STEP\t ﬁne\n  x ") == "step by step fine\nx"
-
-
-def test_phrase_in_two_intents_is_refused() -> None:
-    with pytest.raises(SetupError, match=r"'sum'.*one.*two"):
-        Lexicon({"one": Phrases(("sum",), ("总",)), "two": Phrases(("Sum",), ("和",))})
-
-
-def test_phrase_that_starts_with_a_sign_is_refused() -> None:
-    with pytest.raises(SetupError, match="letter or digit"):
-        Lexicon({"one": Phrases(("(sum",), ("总",))})

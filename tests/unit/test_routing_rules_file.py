@@ -56,6 +56,13 @@ def test_good_file_decides_as_it_says() -> None:
         ("english: [prove]", "english: [3]", 6, "give a string"),
         ("english: [prove]", "english: [null]", 6, "give a string"),
         ("english: [prove]", 'english: [""]', 6, "give text"),
+        ("english: [prove]", "english: [(prove]", 6, "give text"),
+        (
+            "{english: [prove], chinese: [证明]}",
+            "{english: [prove], chinese: [证明]}\n  plan: {english: [Prove], chinese: [规划]}",
+            7,
+            "Prove stands in proof and in plan",
+        ),
         ("chinese: [证明]", "french: [prouver]", 6, "unknown key french"),
         (", chinese: [证明]", "", 6, "chinese is missing"),
         ("intent: [proof]", "intent: [poof]", 9, "poof; use one of proof"),

@@ -12,8 +12,6 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tandem.errors import SetupError
-
 _HYPHENS = ("-", "_", "‐", "‑", "–", "—")
 # Only ASCII letters and digits make a word longer, so that "请translate一下" holds the word "translate".
 _WORD = re.compile(r"[a-z0-9]+")
@@ -48,7 +46,7 @@ class Lexicon:
     """
 
     def __init__(self, intents: Mapping[str, Phrases]) -> None:
-        """Raises: SetupError when two intents share a phrase, or an English phrase does not start with a letter or digit."""
+        """No two intents may share a phrase, and every English phrase starts with a letter or digit (the rules file is checked)."""
         self._intent_of: dict[str, str] = {}
         self._english: dict[str, list[str]] = {}
         self._chinese: dict[str, list[str]] = {}
@@ -79,9 +77,7 @@ class Lexicon:
         return self._intent_of[min(found)[2]] if found else None
 
     def _add(self, phrase: str, name: str) -> None:
-        other = self._intent_of.setdefault(phrase, name)
-        if other != name:
-            raise SetupError(f"the phrase {phrase!r} stands in {other} and in {name}; keep one of them in the rules file")
+        assert self._intent_of.setdefault(phrase, name) == name, f"{phrase!r} belongs to two intents"
 
 
 def normalize(text: str) -> str:
@@ -106,8 +102,7 @@ def _has_any(text: str, words: tuple[str, ...]) -> bool:
 
 def _first_word(phrase: str) -> str:
     match = _WORD.match(phrase)
-    if match is None:
-        raise SetupError(f"the English phrase {phrase!r} must start with a letter or digit; change it in the rules file")
+    assert match is not None, f"{phrase!r} does not start with a letter or digit"
     return match[0]
 
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 from tandem.errors import SetupError
 from tandem.routing.features import Language
-from tandem.routing.intents import Lexicon, Phrases
+from tandem.routing.intents import Lexicon, Phrases, normalize
 from tandem.routing.policy import RoutingPolicy
 from tandem.routing.rules import AtLeast, AtMost, Condition, ExplicitStage, FlagIs, IntentIn, Rule, RulesStage, TagIn
 from tandem.routing.yaml_reader import YamlNode
@@ -42,7 +42,7 @@ def parse_policy(text: str, origin: str) -> RoutingPolicy:
         raise root["version"].error(f"got version {root['version'].count()}", f"this program reads version {VERSION}")
     paths = {name: Path(node.one_of(path.value for path in Path)) for name, node in root["engines"].free_mapping().items()}
     explicit = _explicit(root["explicit"], paths)
-    intents = {name: _phrases(node) for name, node in root["intents"].free_mapping().items()}
+    intents = _intents(root["intents"])
     rules = [_rule(node, paths, intents) for node in root["rules"].sequence()]
     for index, rule in enumerate(rules):
         if any(rule.name == other.name for other in rules[:index]):
@@ -59,10 +59,28 @@ def _explicit(node: YamlNode, paths: Mapping[str, Path]) -> dict[str, str]:
     return {name: entry.one_of([engine for engine, path in paths.items() if path.value == name]) for name, entry in entries.items()}
 
 
-def _phrases(node: YamlNode) -> Phrases:
-    entries = node.mapping(required=("english", "chinese"))
-    english, chinese = (tuple(entry.text() for entry in entries[key].sequence()) for key in ("english", "chinese"))
-    return Phrases(english, chinese)
+def _intents(node: YamlNode) -> dict[str, Phrases]:
+    owners: dict[str, str] = {}
+    intents: dict[str, Phrases] = {}
+    for name, entry in node.free_mapping().items():
+        languages = entry.mapping(required=("english", "chinese"))
+        intents[name] = Phrases(
+            english=_phrases(languages["english"], r"[A-Za-z0-9].*", name, owners),
+            chinese=_phrases(languages["chinese"], r"\S.*", name, owners),
+        )
+    return intents
+
+
+def _phrases(node: YamlNode, pattern: str, intent: str, owners: dict[str, str]) -> tuple[str, ...]:
+    """The phrases of one language. Modifies: ``owners``, phrase -> intent, by which a phrase in two intents is found."""
+    phrases = []
+    for entry in node.sequence():
+        phrase = entry.text(pattern)
+        owner = owners.setdefault(normalize(phrase), intent)
+        if owner != intent:
+            raise entry.error(f"{phrase} stands in {owner} and in {intent}", "keep one of them")
+        phrases.append(phrase)
+    return tuple(phrases)
 
 
 def _rule(node: YamlNode, paths: Collection[str], intents: Collection[str]) -> Rule:
