@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -54,6 +54,8 @@ class FactorScaling:
 
 
 RopeScaling = LinearScaling | Llama3Scaling | FactorScaling
+# The names of config.json; "factors" is ours, for engines made from a GGUF.
+_ROPE_SCALINGS = {"linear": LinearScaling, "llama3": Llama3Scaling, "factors": FactorScaling}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,33 @@ class ModelConfig:
             case Llama3Scaling():
                 return _scale_llama3(plain, self.rope_scaling)
 
+    def to_hf(self) -> dict[str, Any]:
+        """The same config in the form of a ``config.json``; :func:`parse_hf_config` reads it back."""
+        return {
+            "model_type": self.architecture.value,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": None if self.rope_scaling is None else _rope_scaling_to_hf(self.rope_scaling),
+            "tie_word_embeddings": self.has_tied_embeddings,
+            "attention_bias": self.has_output_bias,
+            "qkv_bias": self.has_qkv_bias,
+            "mlp_bias": self.has_mlp_bias,
+            "hidden_act": "silu",
+        }
+
+
+def _rope_scaling_to_hf(scaling: RopeScaling) -> dict[str, Any]:
+    kind = next(name for name, cls in _ROPE_SCALINGS.items() if isinstance(scaling, cls))
+    return {"rope_type": kind, **asdict(scaling)}
+
 
 def _scale_llama3(plain: npt.NDArray[np.float64], scaling: Llama3Scaling) -> npt.NDArray[np.float64]:
     turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)  # full turns inside the original context
@@ -161,7 +190,7 @@ def parse_hf_config(raw: Mapping[str, Any], origin: str) -> ModelConfig:
         rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0),
         rope_scaling=_parse_rope_scaling(raw.get("rope_scaling") or rope, origin),
         has_tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        has_qkv_bias=has_attention_bias or architecture is Architecture.QWEN2,
+        has_qkv_bias=bool(raw.get("qkv_bias", has_attention_bias or architecture is Architecture.QWEN2)),
         has_output_bias=has_attention_bias,
         has_mlp_bias=bool(raw.get("mlp_bias", False)),
         has_qk_norm=architecture is Architecture.QWEN3,
@@ -205,5 +234,7 @@ def _parse_rope_scaling(raw: Mapping[str, Any], origin: str) -> RopeScaling | No
                 high_freq_factor=float(raw["high_freq_factor"]),
                 original_max_position_embeddings=int(raw["original_max_position_embeddings"]),
             )
+        case "factors":
+            return FactorScaling(tuple(float(factor) for factor in raw["factors"]))
         case _:
             raise SetupError(f"{origin}: rope scaling {kind!r} is not supported; supported: linear, llama3")

@@ -122,7 +122,8 @@ class _GraphBuilder:
 
     def _rotate(self, heads: ov.Node) -> ov.Node:
         half = self._config.head_dim // 2
-        first, second = ops.variadic_split(heads, _ints(-1), _ints(half, half)).outputs()
+        # Axis 3, not -1: so the runtime recognises the pattern and runs it as one operation.
+        first, second = ops.variadic_split(heads, _ints(3), _ints(half, half)).outputs()
         turned = ops.concat([ops.multiply(second, _floats(-1.0)), first], -1)
         return ops.add(ops.multiply(heads, self._cos), ops.multiply(turned, self._sin))
 

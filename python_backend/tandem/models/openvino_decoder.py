@@ -19,7 +19,9 @@ from tandem.models.paged import ARGMAX, ENTROPY, LOG_SUM_EXP, to_paged
 
 KV_CACHE_DTYPES = ("f32", "f16", "u8")
 _KEY_CACHE, _VALUE_CACHE = "key_cache.", "value_cache."
-_BATCH_FIELDS: dict[str, type[np.integer]] = {
+_DYNAMIC_QUANTIZATION_GROUP = 32  # the plugin's own default
+
+_BATCH_FIELDS: dict[str, type[np.integer[Any]]] = {
     "input_ids": np.int64,
     "position_ids": np.int64,
     "past_lens": np.int32,
@@ -39,11 +41,15 @@ def load_decoder(
     num_blocks: int,
     num_threads: int,
     max_seq_len: int | None = None,
+    has_dynamic_quantization: bool = False,
 ) -> OpenVinoDecoder:
     """Compile the engine in ``engine_dir`` and allocate ``num_blocks`` KV blocks per layer.
 
-    ``max_seq_len`` None means: what the model was trained for. With ``u8`` the results depend on the make-up of a
-    batch; ``f16`` and ``f32`` do not have that. Raises: SetupError when the folder, the limit or the KV type is not right.
+    ``max_seq_len`` None means: what the model was trained for. Greedy tokens do not depend on the make-up of a batch, with two
+    exceptions: KV type ``u8``, and ``has_dynamic_quantization``, which rounds the activations in front of compressed weights to
+    8 bits. Rounding blows the last-bit differences between batch shapes up to the size of its step, so near ties fall differently.
+    It is worth its price where throughput matters more (int8 weights, 16 sequences: 31 ms a step instead of 52; prefill twice as
+    fast) and costs nothing to switch off for one sequence. Raises: SetupError when the folder or a value is not right.
     """
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise SetupError(f"kv_cache_dtype is {kv_cache_dtype!r}; supported: {', '.join(KV_CACHE_DTYPES)}")
@@ -60,6 +66,7 @@ def load_decoder(
         "INFERENCE_NUM_THREADS": num_threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": _DYNAMIC_QUANTIZATION_GROUP if has_dynamic_quantization else 0,
     }
     try:
         core = ov.Core()
@@ -123,9 +130,9 @@ class _InputPort:
         self.name = name
         self._index = index
         self._shape: tuple[int, ...] | None = None
-        self._array: npt.NDArray[np.integer] = np.empty(0, dtype=np.int32)
+        self._array: npt.NDArray[np.integer[Any]] = np.empty(0, dtype=np.int32)
 
-    def load(self, request: ov.InferRequest, value: npt.NDArray[np.integer] | int) -> None:
+    def load(self, request: ov.InferRequest, value: npt.NDArray[np.integer[Any]] | int) -> None:
         array = np.asarray(value, dtype=_BATCH_FIELDS[self.name])
         if array.shape == self._shape:
             self._array[...] = array
