@@ -321,6 +321,19 @@ def test_cancel_that_the_engine_did_not_hear_is_repeated_at_the_next_delta() -> 
     assert len(port.stops) == 1
 
 
+def test_cancel_that_the_engine_answers_with_nothing_more_still_ends_every_sequence() -> None:
+    class Curt(ScriptedPort):
+        def generate(self, engine: str, request: Any, *, streaming: bool) -> Any:
+            yield next(super().generate(engine, request, streaming=streaming))
+            service.stop("q1")
+
+    service = make_service(Curt([ids_of(TEXT)] * 2))
+    chunks: list[RouterChunk] = []
+    service.handle(make_request(stream=True, num_return_sequences=2), chunks.append)
+    check_answer(chunks)
+    assert [last_of(chunks, index) for index in range(2)] == [(CANCELLED, 1), (CANCELLED, 0)]
+
+
 def test_cancel_of_a_whole_answer_gives_the_part_that_is_there() -> None:
     port = ScriptedPort([ids_of(TEXT)])
     service = make_service(port)

@@ -100,7 +100,7 @@ class Flow:
             if answer.has_ended and not delta.is_last and not is_stop_sent:
                 self._port.stop(engine, self.child_id)
                 is_stop_sent = True
-        if not is_complete and not answer.has_ended:
+        if not (is_complete or answer.has_ended or self._is_cancelled):
             raise EngineFailure(f"{engine} ended its answer without a last part; try again")
         answer.end_all(FinishReason.CANCELLED if self._is_cancelled else FinishReason.STOP)
 
