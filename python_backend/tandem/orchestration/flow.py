@@ -113,6 +113,7 @@ class _Answer:
     ) -> None:
         self._request = request
         self._decision = decision
+        self._decision_line = decision.line
         self._params = checked.params
         self._tokenizer = config.tokenizer
         self._emit = emit
@@ -187,6 +188,6 @@ class _Answer:
                 log_probs_content=content_json(piece.reports, self._tokenizer) if self._params.return_log_probs else "",
                 path=self._decision.path,
                 engine=self._decision.engine,
-                decision=self._decision.line,
+                decision=self._decision_line,
             )
         )
