@@ -1,0 +1,1 @@
+"""The command ``tandem``: the composition root, and small tools for people."""
