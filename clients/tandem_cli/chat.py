@@ -37,9 +37,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.prompt is not None:
             talk.ask(args.prompt)
             return 0
-        console.print(
-            f"[dim]{args.url}, model {args.model}. {_NEW} starts over, {_QUIT[0]} or Ctrl-D leaves, Ctrl-C stops an answer.[/dim]"
-        )
+        console.print(f"{args.url}, model {args.model}. {_HELP}", style="dim", markup=False)
         while True:
             try:
                 line = console.input("[bold]you>[/bold] ").strip()
@@ -72,7 +70,7 @@ class _Talk:
         except KeyboardInterrupt:
             self._console.print("\n[dim]stopped[/dim]")
         except ClientError as error:
-            self._console.print(f"\n[red]{error.message}[/red]", markup=True)
+            self._console.print(f"\n{error.message}", style="red", markup=False)
 
     def ask(self, text: str) -> None:
         """Show the answer as it comes. Raises: ClientError."""
@@ -94,11 +92,8 @@ class _Talk:
 
 def _status_line(answer: Answer) -> str:
     latency = answer.latency
-    parts = [
-        f"{answer.path} path ({answer.engine})",
-        answer.decision,
-        f"{answer.usage.completion_tokens} tokens, {answer.finish_reason}",
-    ]
+    length = f"{answer.usage.completion_tokens} tokens, {answer.finish_reason}"
+    parts = [f"{answer.path} path ({answer.engine})", answer.decision, length]
     if latency.ttft_s is not None:
         parts.append(f"first text after {latency.ttft_s * 1000:.0f} ms")
     if latency.tpot_s:

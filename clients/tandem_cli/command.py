@@ -25,9 +25,7 @@ def add_url_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of commands that talk to a running gateway."""
     url, key = os.environ.get("TANDEM_URL", DEFAULT_URL), os.environ.get("TANDEM_API_KEY")
     parser.add_argument("--url", default=url, help="address of the gateway (default: $TANDEM_URL or %(default)s)")
-    parser.add_argument(
-        "--api-key", default=key, metavar="KEY", help="key of the gateway, if it asks for one (default: $TANDEM_API_KEY)"
-    )
+    parser.add_argument("--api-key", default=key, metavar="KEY", help="key, if the gateway asks for one (default: $TANDEM_API_KEY)")
 
 
 def add_home_argument(parser: argparse.ArgumentParser) -> None:

@@ -31,21 +31,9 @@ def _gateway() -> Iterator[RunningGateway]:
 
 def test_chat_when_given_a_prompt_then_prints_answer_and_path(gateway: RunningGateway, capsys: pytest.CaptureFixture[str]) -> None:
     gateway.backend.reset()
-    arguments = [
-        "chat",
-        "hi",
-        "--url",
-        gateway.url,
-        "--max-tokens",
-        "5",
-        "--seed",
-        "3",
-        "--temperature",
-        "0",
-        "--model",
-        "tandem-slow",
-    ]
-    assert main([*arguments, "--system", "be short", "--task", "code"]) == 0
+    sampling = ["--max-tokens", "5", "--seed", "3", "--temperature", "0"]
+    route = ["--model", "tandem-slow", "--system", "be short", "--task", "code"]
+    assert main(["chat", "hi", "--url", gateway.url, *sampling, *route]) == 0
     shown = capsys.readouterr()
     assert shown.out == "Hello world\n"
     assert "fast path (fast_int4) | rule: short prompt, 0.1 ms | 2 tokens, stop" in " ".join(shown.err.split())
