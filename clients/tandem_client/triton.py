@@ -48,7 +48,7 @@ class AsyncTriton:
         try:
             async for result, error in call:
                 if error is not None:
-                    is_over = True  # the server has ended it
+                    is_over = request.num_rows == 1  # the server has ended this row; others may run on
                     raise read_error(error.message())
                 chunk = decode_response(result.get_response())
                 if chunk is not None:
@@ -57,7 +57,7 @@ class AsyncTriton:
             is_over = True
         except grpc.RpcError as error:
             # A lost connection says nothing about the request: it may still run.
-            is_over = error.code() is not grpc.StatusCode.UNAVAILABLE
+            is_over = request.num_rows == 1 and error.code() is not grpc.StatusCode.UNAVAILABLE
             raise read_rpc_error(error, has_answered=has_answered) from error
         finally:
             if not is_over:

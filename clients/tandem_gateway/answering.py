@@ -25,6 +25,7 @@ from tandem_gateway.answer import Answer, Piece
 from tandem_gateway.backend import TextBackend
 from tandem_gateway.body import parse_object, read_body
 from tandem_gateway.errors import HttpError, error_body, error_headers
+from tandem_gateway.field_names import name_as_asked
 from tandem_gateway.lifecycle import Lifecycle
 from tandem_gateway.record import RequestRecord
 from tandem_gateway.render import Envelope, Renderer, usage_event
@@ -84,6 +85,8 @@ class AnsweringResponse(Response):
                 watcher = asyncio.create_task(_fail_on_disconnect(receive, run))
                 try:
                     await self._relay(run, asked, sender, record)
+                except TandemError as error:
+                    raise name_as_asked(error, asked.field_names) from error
                 finally:
                     watcher.cancel()
                     with suppress(asyncio.CancelledError):

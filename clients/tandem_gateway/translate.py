@@ -11,6 +11,7 @@ import orjson
 
 from tandem.errors import InvalidRequest, ModelNotFound
 from tandem_client.text import Sampling, TextRequest
+from tandem_gateway.field_names import CHAT_FIELDS, COMPLETION_FIELDS
 from tandem_gateway.fields import CHAT, COMPLETION, take_out_neutral
 from tandem_gateway.schemas import MAX_INT32, ChatBody, CompletionBody, Generation, Message, validate
 from tandem_gateway.settings import GatewaySettings
@@ -29,12 +30,13 @@ _MAX_HINT_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request after every check the gateway can make."""
+    """One request after every check the gateway can make. ``field_names``: tensor name -> what this caller calls it."""
 
     text: TextRequest
     model: str
     is_stream: bool
     include_usage: bool
+    field_names: Mapping[str, str]
 
 
 def read_chat(payload: dict[str, Any], headers: Mapping[str, str], settings: GatewaySettings, request_id: str) -> Asked:
@@ -103,7 +105,13 @@ def _asked(
         sampling=sampling,
     )
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return Asked(text=text, model=body.model, is_stream=bool(body.stream), include_usage=include_usage)
+    return Asked(
+        text=text,
+        model=body.model,
+        is_stream=bool(body.stream),
+        include_usage=include_usage,
+        field_names=CHAT_FIELDS if messages is not None else COMPLETION_FIELDS,
+    )
 
 
 def _sampling(

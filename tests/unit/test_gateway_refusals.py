@@ -230,6 +230,26 @@ def test_backend_when_it_refuses_before_the_first_token_then_status_of_its_error
     assert ("retry-after" in response.headers) == (status == 503)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "api", "field"),
+    [
+        ("logit_bias_ids", "chat", "logit_bias"),
+        ("input_ids", "chat", "messages"),
+        ("input_ids", "complete", "prompt"),
+        ("text_input", "complete", "prompt"),
+        ("stop_words", "chat", "stop"),
+        ("num_return_sequences", "chat", "n"),
+        ("messages[0].content", "chat", "messages[0].content"),
+    ],
+)
+def test_backend_when_it_names_a_tensor_then_caller_reads_the_api_field(
+    gateway: RunningGateway, tensor: str, api: str, field: str
+) -> None:
+    gateway.backend.script = fails(InvalidRequest(tensor, "7", "use 8"))
+    error = getattr(gateway, api)().json()["error"]
+    assert (error["param"], error["message"]) == (field, f"{field}: got 7; use 8")
+
+
 def test_backend_when_it_raises_something_unexpected_then_500_without_inner_text(gateway: RunningGateway) -> None:
     gateway.backend.script = fails(RuntimeError("secret /inner/path"))
     response = gateway.chat()
