@@ -33,42 +33,18 @@ _ONLY_VALUES: dict[str, tuple[str, ...]] = {
 }
 
 # Parameters of the tensorrt_llm model that mean something on a GPU or for a kind of model that this engine is not.
-_NOT_HERE = frozenset(
-    [
-        "cross_kv_cache_fraction",
-        "cuda_graph_cache_size",
-        "cuda_graph_mode",
-        "eagle_choices",
-        "enable_context_fmha_fp32_acc",
-        "enable_trt_overlap",
-        "encoder_model_path",
-        "executor_worker_path",
-        "gpu_device_ids",
-        "gpu_weights_percent",
-        "guided_decoding_backend",
-        "iter_stats_max_iterations",
-        "kv_cache_free_gpu_mem_fraction",
-        "kv_cache_onboard_blocks",
-        "lookahead_ngram_size",
-        "lookahead_verification_set_size",
-        "lookahead_window_size",
-        "lora_cache_gpu_memory_fraction",
-        "lora_cache_host_memory_bytes",
-        "lora_cache_max_adapter_size",
-        "lora_cache_optimal_adapter_size",
-        "lora_prefetch_dir",
-        "max_attention_window_size",
-        "medusa_choices",
-        "multi_block_mode",
-        "participant_ids",
-        "recv_poll_period_ms",
-        "request_stats_max_iterations",
-        "sink_token_length",
-        "speculative_decoding_fast_logits",
-        "tokenizer_dir",
-        "xgrammar_tokenizer_info_path",
-    ]
-)
+# fmt: off
+_NOT_HERE = frozenset((
+    "cross_kv_cache_fraction", "cuda_graph_cache_size", "cuda_graph_mode", "eagle_choices", "enable_context_fmha_fp32_acc",
+    "enable_trt_overlap", "encoder_model_path", "executor_worker_path", "gpu_device_ids", "gpu_weights_percent",
+    "guided_decoding_backend", "iter_stats_max_iterations", "kv_cache_free_gpu_mem_fraction", "kv_cache_onboard_blocks",
+    "lookahead_ngram_size", "lookahead_verification_set_size", "lookahead_window_size", "lora_cache_gpu_memory_fraction",
+    "lora_cache_host_memory_bytes", "lora_cache_max_adapter_size", "lora_cache_optimal_adapter_size", "lora_prefetch_dir",
+    "max_attention_window_size", "medusa_choices", "multi_block_mode", "participant_ids", "recv_poll_period_ms",
+    "request_stats_max_iterations", "sink_token_length", "speculative_decoding_fast_logits", "tokenizer_dir",
+    "xgrammar_tokenizer_info_path",
+))
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)

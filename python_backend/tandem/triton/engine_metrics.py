@@ -1,0 +1,91 @@
+"""The metric families of TensorRT-LLM's backend, fed from the statistics of the CPU engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from tandem.engine import EngineStats
+
+_log = logging.getLogger(__name__)
+
+# family -> (help, label that tells its members apart)
+_FAMILIES: dict[str, tuple[str, str]] = {
+    "nv_trt_llm_request_metrics": ("Requests of the engine by state", "request_type"),
+    "nv_trt_llm_kv_cache_block_metrics": ("Blocks of the paged KV cache", "kv_cache_block_type"),
+    "nv_trt_llm_inflight_batcher_metrics": ("What the in-flight batcher runs", "inflight_batcher_specific_metric"),
+    "nv_trt_llm_general_metrics": ("Time of the sample and steps so far", "general_type"),
+}
+
+
+def values_of(stats: EngineStats, timestamp_s: float) -> dict[tuple[str, str], float]:
+    """(family, member) -> value. ``active`` is running and waiting together, as in TensorRT-LLM; counts are of sequences."""
+    num_active = stats.num_running + stats.num_waiting
+    requests, blocks = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
+    batcher, general = "nv_trt_llm_inflight_batcher_metrics", "nv_trt_llm_general_metrics"
+    return {
+        (requests, "active"): num_active,
+        (requests, "max"): stats.max_num_seqs,
+        (requests, "scheduled"): stats.num_running,
+        (requests, "waiting"): stats.num_waiting,
+        (blocks, "max"): stats.num_blocks,
+        (blocks, "free"): stats.num_free_blocks,
+        (blocks, "used"): stats.num_used_blocks,
+        (blocks, "tokens_per"): stats.block_size,
+        (blocks, "reused"): 0,
+        (blocks, "fraction"): stats.kv_usage,
+        (batcher, "total_context_tokens"): stats.num_context_tokens,
+        (batcher, "generation_requests"): stats.num_running,
+        (batcher, "paused_requests"): stats.num_preemptions,
+        (general, "timestamp"): timestamp_s,
+        (general, "iteration_counter"): stats.num_steps,
+    }
+
+
+class EngineMetrics:
+    """Updates the gauges every ``period_s`` from a thread of its own, and only those that changed: each costs a call to the server.
+
+    Owns families and metrics: Triton 2.51 drops a metric whose family is collected as garbage.
+    """
+
+    def __init__(self, labels: Mapping[str, str], stats: Callable[[], EngineStats], period_s: float) -> None:
+        self._stats = stats
+        self._period_s = period_s
+        self._families: dict[str, Any] = {
+            name: pb_utils.MetricFamily(name=name, description=text, kind=pb_utils.MetricFamily.GAUGE)
+            for name, (text, _) in _FAMILIES.items()
+        }
+        self._gauges: dict[tuple[str, str], Any] = {}
+        self._last: dict[tuple[str, str], float] = {}
+        for family, member in values_of(stats(), 0.0):
+            _, label = _FAMILIES[family]
+            self._gauges[family, member] = self._families[family].Metric(labels={**labels, label: member})
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tandem-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop updating; the gauges end with this object."""
+        self._closing.set()
+        self._thread.join()
+        self._gauges.clear()
+        self._families.clear()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period_s):
+            try:
+                self._update()
+            except Exception:
+                _log.exception("the metrics could not be updated; the next try follows")
+
+    def _update(self) -> None:
+        stats = self._stats()
+        for key, value in values_of(stats, float(int(time.time()))).items():
+            if self._last.get(key) != value:
+                self._gauges[key].set(value)
+                self._last[key] = value
