@@ -40,6 +40,7 @@ class OpenVinoGenAi:
     def tok_s(self, prompts: list[tuple[int, ...]]) -> float:
         config = self._genai.GenerationConfig()
         config.max_new_tokens = NUM_OUTPUT_TOKENS
+        config.set_eos_token_id(0)  # it insists on one, though it is to be ignored
         config.ignore_eos = True
         config.do_sample = False
         started = time.perf_counter()
