@@ -64,9 +64,6 @@ class GgufFile:
     def config(self) -> ModelConfig:
         return self._config
 
-    def files(self) -> tuple[Path, ...]:
-        return (self._path,)
-
     def write_tokenizer(self, folder: Path) -> None:
         write_gguf_tokenizer(self._metadata, str(self._path), folder)
 

@@ -48,10 +48,6 @@ class HfFolder:
     def config(self) -> ModelConfig:
         return self._config
 
-    def files(self) -> tuple[Path, ...]:
-        names = {"config.json", *_TOKENIZER_FILES, _CHAT_TEMPLATE_FILE, *(shard.path.name for shard in self._shards.values())}
-        return tuple(sorted(path for path in (self._folder / name for name in names) if path.is_file()))
-
     def tensor(self, name: str) -> Float32Array:
         array = self._shards[name].tensor(name)
         if array.shape != self._shapes[name]:

@@ -37,10 +37,6 @@ class WeightSource(Protocol):
         """A float32 array of the caller's own. Raises: SetupError when it is missing or has an unexpected shape."""
         ...
 
-    def files(self) -> tuple[Path, ...]:
-        """Every file that decides the engine: what a content hash must cover."""
-        ...
-
     def write_tokenizer(self, folder: Path) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json`` into ``folder``. Raises: SetupError."""
         ...

@@ -1,0 +1,105 @@
+"""``manifest.json`` of an engine folder: what it was made from and with, what is in it, and whether it is still whole."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from build_engines.cpu_engine import BUILDER_VERSION
+from build_engines.engine_spec import CpuEngineSpec
+from tandem.errors import SetupError
+from tandem.models.weights import WeightSource
+
+MANIFEST = "manifest.json"
+ENGINE_FILES = ("model.xml", "model.bin", "config.json", "tokenizer.json", "tokenizer_config.json")
+_SMALL_FILES = tuple(name for name in ENGINE_FILES if name != "model.bin")
+_TOOLS = ("openvino", "nncf", "numpy", "gguf", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """``limits`` are what a server must respect; ``tokenizer_sha256`` tells whether two engines share a vocabulary."""
+
+    engine: str
+    precision: str
+    group_size: int
+    content_hash: str
+    builder_version: int
+    weights: str
+    weights_sha256: str
+    tokenizer_sha256: str
+    limits: Mapping[str, int]
+    tools: Mapping[str, str]
+    files: Mapping[str, FileRecord]
+
+
+def write_manifest(folder: Path, source: WeightSource, spec: CpuEngineSpec, *, weights_sha256: str, content_hash: str) -> None:
+    """Hash every engine file in ``folder`` and write the manifest beside them."""
+    files = {name: FileRecord((folder / name).stat().st_size, sha256_of(folder / name)) for name in ENGINE_FILES}
+    manifest = Manifest(
+        engine=spec.name,
+        precision=spec.precision.value,
+        group_size=spec.group_size,
+        content_hash=content_hash,
+        builder_version=BUILDER_VERSION,
+        weights=source.origin.name,
+        weights_sha256=weights_sha256,
+        tokenizer_sha256=files["tokenizer.json"].sha256,
+        limits={"max_seq_len": source.config.max_position_embeddings, "vocab_size": source.config.vocab_size},
+        tools={"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _TOOLS},
+        files=files,
+    )
+    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises: SetupError when it is missing or not one of ours."""
+    path = folder / MANIFEST
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
+        return Manifest(**raw, files=files)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SetupError(f"{path}: the manifest cannot be read ({type(error).__name__}); rebuild the engine") from error
+
+
+def find_damage(folder: Path, *, is_full_check: bool = False) -> str | None:
+    """What is wrong with the engine in ``folder``, or None.
+
+    The cheap check compares the sizes of all files and the hashes of all but the weights; the full one hashes the weights too.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except SetupError as error:
+        return error.message
+    for name in ENGINE_FILES:
+        record, path = manifest.files.get(name), folder / name
+        if record is None:
+            return f"{name} is not in the manifest"
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != record.size_bytes:
+            return f"{name} has {path.stat().st_size} bytes instead of {record.size_bytes}"
+        if (is_full_check or name in _SMALL_FILES) and sha256_of(path) != record.sha256:
+            return f"{name} was changed after the build"
+    return None
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
