@@ -14,14 +14,17 @@ ROW = [1.0, 1.0, 1.0, 0.0, -50.0]
 
 
 class RecordingDecoder(ScriptedDecoder):
-    """Checks the budget of every batch and remembers it."""
+    """Keeps the sizes of every batch: (tokens, sequences, sampled rows, longest context, max_context_len)."""
 
-    def rows(self, batch):
-        assert 1 <= len(batch.input_ids) <= MAX_NUM_BATCHED_TOKENS
-        assert 1 <= len(batch.past_lens) <= MAX_NUM_SEQS
-        assert len(batch.sample_idx) >= 1
-        assert int(batch.max_context_len) == max(batch.past_lens + (batch.subsequence_begins[1:] - batch.subsequence_begins[:-1]))
-        return super().rows(batch)
+    def __init__(self, row, **options):
+        super().__init__(row, **options)
+        self.batch_sizes = []
+
+    def forward(self, batch):
+        contexts = batch.past_lens + (batch.subsequence_begins[1:] - batch.subsequence_begins[:-1])
+        sizes = len(batch.input_ids), len(batch.past_lens), len(batch.sample_idx), int(contexts.max()), batch.max_context_len
+        self.batch_sizes.append(sizes)
+        return super().forward(batch)
 
 
 class Requests(RuleBasedStateMachine):
@@ -32,6 +35,7 @@ class Requests(RuleBasedStateMachine):
         self.answers = {}
         self.accepted = []
         self.limits = {}
+        self.num_failed = 0
 
     @rule(
         prompt_tokens=st.integers(1, 40),
@@ -71,8 +75,21 @@ class Requests(RuleBasedStateMachine):
     @rule()
     def forward_fails(self):
         self.decoder.fail_next = EngineFailure("kernel broke")
-        collect(self.engine.step(), self.answers)
+        deltas = self.engine.step()
+        self.num_failed += len({delta.request_id for delta in deltas})
+        collect(deltas, self.answers)
         self.decoder.fail_next = None
+
+    @invariant()
+    def batches_are_within_their_limits(self):
+        if not hasattr(self, "engine"):
+            return
+        for num_tokens, num_seqs, num_samples, longest, max_context_len in self.decoder.batch_sizes:
+            assert 1 <= num_seqs <= num_tokens <= MAX_NUM_BATCHED_TOKENS
+            assert num_seqs <= MAX_NUM_SEQS
+            assert 1 <= num_samples <= num_seqs
+            assert longest == max_context_len
+        self.decoder.batch_sizes.clear()
 
     @invariant()
     def blocks_and_queues_are_consistent(self):
@@ -103,6 +120,7 @@ class Requests(RuleBasedStateMachine):
             assert answer.num_last == 1
             assert all(len(tokens) <= self.limits[request_id] for tokens in answer.token_ids.values())
         stats = self.engine.stats()
+        assert stats.num_failed == self.num_failed
         assert stats.num_completed + stats.num_cancelled + stats.num_failed == stats.num_accepted == len(self.accepted)
 
 

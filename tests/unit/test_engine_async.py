@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -263,13 +264,14 @@ def test_shutdown_when_requests_run_and_wait_then_each_ends_with_one_error():
     decoder = GatedDecoder([0.0, 1.0])
     sinks = [Collector() for _ in range(3)]
     engine = AsyncEngine(make_engine(decoder, max_num_seqs=1))
-    for sink in sinks:
-        engine.submit(make_request([0], max_tokens=90), sink)
+    engine.submit(make_request([0], max_tokens=90), sinks[0])
     decoder.wait_until_entered()
+    for sink in sinks[1:]:  # the thread takes these no more
+        engine.submit(make_request([0], max_tokens=90), sink)
     closer = threading.Thread(target=engine.shutdown)
     closer.start()
     while engine.is_alive:
-        pass
+        time.sleep(0.001)
     decoder.permits.release()
     closer.join(TIMEOUT_S)
     for sink in sinks:

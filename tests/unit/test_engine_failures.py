@@ -67,12 +67,13 @@ def test_row_when_it_holds_nan_then_only_its_request_fails():
     assert from_wire(failed.error).code == "engine_failure"
 
 
-def test_row_when_nan_hits_one_of_several_choices_then_request_ends_once():
+@pytest.mark.parametrize("seed", range(8))
+def test_row_when_nan_hits_one_of_several_choices_then_request_ends_once(seed):
     # Token 9 is as likely as token 4, so some of the choices meet it early; the siblings end with the request.
     row = np.full(10, -50.0)
     row[[4, 9]] = 0.0
     engine = make_engine(NanAfterToken(row))
-    answer = run_one(engine, make_request([1], temperature=1.0, seed=3, num_return_sequences=4))
+    answer = run_one(engine, make_request([1], temperature=1.0, seed=seed, num_return_sequences=4))
     assert answer.num_last == 1
     assert answer.error is not None
 

@@ -113,6 +113,7 @@ class LLMEngine:
 
     def fail_all(self, error: TandemError) -> list[SequenceDelta]:
         """End every request with an error; the engine is empty afterwards."""
+        self._kv.take_copies()  # copies planned for a step that broke off must not run in a later one
         return self.fail(list(self._requests), error)
 
     def check_integrity(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -112,7 +113,7 @@ class Sampler:
 class _Scratch:
     """Memory for one row at a time, in the precision of the decoder's logits."""
 
-    def __init__(self, vocab_size: int, dtype: np.dtype[np.floating]) -> None:
+    def __init__(self, vocab_size: int, dtype: np.dtype[np.floating[Any]]) -> None:
         self.logits: FloatArray = np.zeros(vocab_size, dtype)  # the row as the processors change it
         self.row = BlockedRow(vocab_size, dtype)
         self.drawer = TokenDrawer(self.row)

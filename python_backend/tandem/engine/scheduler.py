@@ -58,10 +58,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Plan one step. Modifies block tables, the running list and the waiting queue; not empty while there is work."""
         batch = ScheduledBatch([], [], [])
-        preemptions_before = self.num_preemptions
-        budget = self._schedule_running(batch)
-        if self.num_preemptions == preemptions_before:
-            self._admit(batch, budget)
+        self._admit(batch, self._schedule_running(batch))
         batch.copies.extend(self.kv.take_copies())
         return batch
 
