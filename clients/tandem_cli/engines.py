@@ -3,24 +3,98 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from tandem_cli.command import Command
+from rich.console import Console
+from rich.table import Table
+
+from tandem.errors import SetupError
+from tandem.protocol import ENGINE_MODELS
+from tandem_cli.command import Command, add_home_argument
+from tandem_cli.serve import add_model_arguments
+
+_EXIT_DAMAGED = 1
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    build = actions.add_parser("build", help="build the engines that are missing or damaged")
+    add_home_argument(build)
+    add_model_arguments(build)
+    build.set_defaults(action=_build)
+    show = actions.add_parser("list", help="list the engines in use")
+    add_home_argument(show)
+    show.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    show.set_defaults(action=_list)
+    verify = actions.add_parser("verify", help="hash every file of the engines in use; exit code 1 if one is damaged or missing")
+    add_home_argument(verify)
+    verify.set_defaults(action=_verify)
     render = actions.add_parser("render", help="write the Triton model repository of a profile")
     render.add_argument("--profile", default="cpu", help="a name in build_engines/profiles (default %(default)s)")
     render.add_argument("--out", type=Path, default=Path("model_repository"), metavar="DIR", help="where to (default %(default)s)")
     render.set_defaults(action=_render)
 
 
+def _build(args: argparse.Namespace) -> int:
+    from build_engines.ensure import ensure_engines
+    from build_engines.progress import make_reporter
+
+    for name, folder in ensure_engines(args.home, args.fast_model, args.slow_model, make_reporter()).items():
+        sys.stdout.write(f"{name} {folder}\n")
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    found = {name: _describe(args.home, name) for name in ENGINE_MODELS}
+    if args.json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return 0
+    table = Table("engine", "precision", "MB", "weights", "content hash", title=f"Engines in {args.home}")
+    for name, engine in found.items():
+        if engine is None:
+            table.add_row(name, "not built", "", "", "")
+        else:
+            size_mb = sum(file["size_bytes"] for file in engine["files"].values()) / 1e6
+            table.add_row(name, engine["precision"], f"{size_mb:.0f}", engine["weights"], engine["content_hash"])
+    Console(highlight=False).print(table)
+    return 0
+
+
+def _describe(home: Path, name: str) -> dict[str, Any] | None:
+    """The manifest of the engine in use, or None when there is none. Raises: SetupError when it cannot be read."""
+    from build_engines.manifest import read_manifest
+
+    folder = _in_use(home, name)
+    return asdict(read_manifest(folder)) if folder.exists() else None
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from build_engines.manifest import find_damage
+
+    is_whole = True
+    for name in ENGINE_MODELS:
+        folder = _in_use(args.home, name)
+        damage = find_damage(folder, is_full_check=True) if folder.exists() else "not built"
+        is_whole &= damage is None
+        sys.stdout.write(f"{name} {damage or 'whole'}\n")
+    return 0 if is_whole else _EXIT_DAMAGED
+
+
+def _in_use(home: Path, name: str) -> Path:
+    return home / "engines" / name / "current"
+
+
 def _render(args: argparse.Namespace) -> int:
     from build_engines.render import render
 
-    written = render(args.profile, args.out)
+    try:
+        written = render(args.profile, args.out)
+    except OSError as error:
+        raise SetupError(f"--out: {args.out} cannot be written ({error.strerror})") from error
     sys.stdout.write(f"{len(written)} files of profile {args.profile} written to {args.out}\n")
     return 0
 

@@ -14,6 +14,7 @@ from tandem_client.errors import ClientError
 
 # Name -> module with COMMAND. Imported when chosen or for help: `tandem chat` needs no server parts.
 _MODULES = {
+    "serve": "tandem_cli.serve",
     "chat": "tandem_cli.chat",
     "status": "tandem_cli.status",
     "engines": "tandem_cli.engines",

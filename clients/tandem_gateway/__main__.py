@@ -10,18 +10,10 @@ from pathlib import Path
 
 from tandem.errors import SetupError
 from tandem_gateway.app import create_app
+from tandem_gateway.keys import read_key_file
 from tandem_gateway.server import bind, serve
 from tandem_gateway.settings import GatewaySettings
 from tandem_gateway.triton_backend import TritonAddress, TritonBackend
-
-
-def read_key_file(path: Path) -> tuple[str, ...]:
-    """API key hashes, one a line; empty lines and lines that begin with # are left out. Raises: SetupError."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SetupError(f"api-key-file: {path} cannot be read ({error.strerror})", field="api-key-file") from error
-    return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
 def main(argv: list[str] | None = None) -> int:

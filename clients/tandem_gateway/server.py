@@ -61,11 +61,13 @@ def server_config(app: FastAPI) -> uvicorn.Config:
     )
 
 
-async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and return. A second signal cuts the drain short."""
+async def serve(
+    app: FastAPI, listener: socket.socket, *, stop: asyncio.Event | None = None, on_ready: Callable[[], None] | None = None
+) -> None:
+    """Serve until SIGTERM, SIGINT or ``stop``, then drain and return. A second signal cuts the drain short."""
     lifecycle: Lifecycle = app.state.lifecycle
     server = _Server(server_config(app))
-    first, second = asyncio.Event(), asyncio.Event()
+    first, second = stop or asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())

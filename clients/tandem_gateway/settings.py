@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -10,11 +9,6 @@ from dataclasses import dataclass
 from tandem.errors import SetupError
 
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
-
-
-def hash_api_key(key: str) -> str:
-    """How an API key is kept: SHA-256, lower-case hex."""
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def is_loopback(host: str) -> bool:
@@ -29,7 +23,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """``api_keys`` are hashes of :func:`hash_api_key`; without any, everyone who reaches the port may use it."""
+    """``api_keys`` are hashes of :func:`tandem_gateway.keys.hash_api_key`; without any, whoever reaches the port may use it."""
 
     host: str = "127.0.0.1"
     port: int = 8080

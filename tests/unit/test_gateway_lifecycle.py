@@ -194,8 +194,8 @@ def test_outcomes_when_mixed_then_each_request_is_counted_once() -> None:
         gateway.backend.script = endless
         open_chat(gateway, stream=True).close()
         wait_until(lambda: outcome(gateway, "cancelled") == 1)
-        got = {name: outcome(gateway, name) for name in ("ok", "rejected", "failed", "cancelled")}
-        assert got == {"ok": 7, "rejected": 1, "failed": 1, "cancelled": 1}
+        want = {"ok": 7, "rejected": 1, "failed": 1, "cancelled": 1}
+        wait_until(lambda: {name: outcome(gateway, name) for name in want} == want)
         assert gateway.metric('tandem_gateway_path_total{engine="fast_int4",path="fast"}') >= 8
 
 
@@ -203,6 +203,8 @@ def test_metrics_when_scraped_then_hold_both_names_and_the_backends_own() -> Non
     backend = FakeBackend(metrics="nv_trt_llm_request_metrics 1\n")
     with running_gateway(backend) as gateway:
         gateway.chat(stream=True)
+        # A request is counted when it is over, which may be a moment after its client has read the end.
+        wait_until(lambda: outcome(gateway, "ok") == 1)
         text = gateway.http.get("/metrics").text
     for name in (
         "gen_ai_server_time_to_first_token_seconds_bucket",

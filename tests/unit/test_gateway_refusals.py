@@ -9,12 +9,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.errors import ContextLengthExceeded, EngineFailure, InvalidRequest, Overloaded, SetupError, from_wire, to_wire
-from tandem_gateway.settings import GatewaySettings, hash_api_key
+from tandem_gateway.keys import hash_api_key, read_key_file
+from tandem_gateway.settings import GatewaySettings
 from tests.unit.gateway_fakes import CHAT, FakeBackend, RunningGateway, events, fails, running_gateway, says, wait_until
 
 
@@ -364,3 +366,14 @@ def test_settings_when_wrong_then_one_sentence(fields: dict[str, Any], said: str
 
 def test_settings_when_keys_are_set_then_other_addresses_are_allowed() -> None:
     assert GatewaySettings(host="0.0.0.0", api_keys=(hash_api_key("k"),)).host == "0.0.0.0"
+
+
+def test_key_file_when_read_then_hashes_without_comments(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# team a\n{hash_api_key('a')}\n\n  {hash_api_key('b')}  \n", encoding="utf-8")
+    assert read_key_file(file) == (hash_api_key("a"), hash_api_key("b"))
+
+
+def test_key_file_when_missing_then_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="api-key-file"):
+        read_key_file(tmp_path / "none")
