@@ -1,8 +1,9 @@
 """Keeps one tritonserver running: starts it, watches it and its model processes, starts it again with a growing pause.
 
-What Triton 2.51 does when a model's process dies (tried with kill -9): readiness stays true, requests that were running in it never
-end, BLS parents of those wait for ever, new requests get "Stub process is not healthy", and loading the model again is without effect
-unless it is unloaded first, which frees nobody who waits. So the whole server is restarted: then every waiting caller gets an error.
+What Triton 2.51 does when a model's process dies (tried with kill -9): readiness stays true, requests that were running in it
+never end, BLS parents of those wait for ever, and new requests get "Stub process is not healthy". Loading the model again does
+nothing unless it is unloaded first, and even then nobody who waits is freed. So the whole server is restarted, and every waiting
+caller gets an error.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ class ServerState(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
-    """``start_timeout_s``: how long all models may take to load. A server that was ready for ``healthy_after_s`` starts a new series
-    of pauses; within a series the pause doubles from ``first_backoff_s`` to ``max_backoff_s``."""
+    """``start_timeout_s``: how long all models may take to load.
+
+    Pauses double from ``first_backoff_s`` to ``max_backoff_s``; a server that was ready for ``healthy_after_s`` starts anew.
+    """
 
     start_timeout_s: float = 300.0
     first_backoff_s: float = 0.5

@@ -129,7 +129,9 @@ class TritonServer:
         return find_stubs(self._process.pid) if self._process is not None and self.is_running() else frozenset()
 
     def stop(self, grace_s: float | None = None) -> None:
-        """SIGTERM, so that Triton ends what runs, then SIGKILL after the grace period. Removes processes and shared memory left over.
+        """SIGTERM, so that Triton ends what runs, then SIGKILL after the grace period.
+
+        Removes processes and shared memory that were left over.
 
         ``grace_s`` 0 kills at once. Harmless when nothing runs.
         """
@@ -181,8 +183,11 @@ class TritonServer:
         ]
 
     def _environment(self, libraries: list[str]) -> dict[str, str]:
-        """For Python 3.11 and later the stub ignores PYTHONPATH. It takes prefix and packages from the ``python3`` it finds first on
-        PATH, so the folder of the running interpreter (of the virtual environment, if it is one) goes there."""
+        """The environment of server and models.
+
+        From Python 3.11 on the stub ignores PYTHONPATH. It takes prefix and packages from the ``python3`` that it finds first on
+        PATH, so the folder of the running interpreter (of the virtual environment, if it is one) goes there.
+        """
         environment = {**os.environ, **self.config.environment}
         if environment.get("LD_LIBRARY_PATH"):
             libraries = [*libraries, environment["LD_LIBRARY_PATH"]]

@@ -1,6 +1,7 @@
 """The router's way to the engines: BLS calls by the ``tensorrt_llm`` contract, in the caller's thread.
 
-Triton 2.51 neither hands a cancel on to a BLS child nor lets one cancel it, so a child is stopped by a ``stop`` request under its id.
+Triton 2.51 neither hands a cancel on to a BLS child nor lets one cancel it, so a child is stopped by a ``stop`` request under its
+id.
 """
 
 from __future__ import annotations

@@ -23,8 +23,11 @@ _FAMILIES: dict[str, tuple[str, str]] = {
 }
 
 
-def values_of(stats: EngineStats, timestamp_s: float) -> dict[tuple[str, str], float]:
-    """(family, member) -> value. ``active`` is running and waiting together, as in TensorRT-LLM; counts are of sequences."""
+def values_of(stats: EngineStats, previous: EngineStats, timestamp_s: float) -> dict[tuple[str, str], float]:
+    """(family, member) -> value. ``active`` is running and waiting together, as in TensorRT-LLM; counts are of sequences.
+
+    TensorRT-LLM states context tokens and paused requests of its last iteration; here they are those since the previous sample.
+    """
     num_active = stats.num_running + stats.num_waiting
     requests, blocks = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
     batcher, general = "nv_trt_llm_inflight_batcher_metrics", "nv_trt_llm_general_metrics"
@@ -39,9 +42,9 @@ def values_of(stats: EngineStats, timestamp_s: float) -> dict[tuple[str, str], f
         (blocks, "tokens_per"): stats.block_size,
         (blocks, "reused"): 0,
         (blocks, "fraction"): stats.kv_usage,
-        (batcher, "total_context_tokens"): stats.num_context_tokens,
+        (batcher, "total_context_tokens"): stats.num_context_tokens - previous.num_context_tokens,
         (batcher, "generation_requests"): stats.num_running,
-        (batcher, "paused_requests"): stats.num_preemptions,
+        (batcher, "paused_requests"): stats.num_preemptions - previous.num_preemptions,
         (general, "timestamp"): timestamp_s,
         (general, "iteration_counter"): stats.num_steps,
     }
@@ -62,7 +65,8 @@ class EngineMetrics:
         }
         self._gauges: dict[tuple[str, str], Any] = {}
         self._last: dict[tuple[str, str], float] = {}
-        for family, member in values_of(stats(), 0.0):
+        self._previous = stats()
+        for family, member in values_of(self._previous, self._previous, 0.0):
             _, label = _FAMILIES[family]
             self._gauges[family, member] = self._families[family].Metric(labels={**labels, label: member})
         self._closing = threading.Event()
@@ -78,14 +82,16 @@ class EngineMetrics:
 
     def _run(self) -> None:
         while not self._closing.wait(self._period_s):
-            try:
-                self._update()
-            except Exception:
-                _log.exception("the metrics could not be updated; the next try follows")
+            self._update()
 
     def _update(self) -> None:
         stats = self._stats()
-        for key, value in values_of(stats, float(int(time.time()))).items():
-            if self._last.get(key) != value:
-                self._gauges[key].set(value)
-                self._last[key] = value
+        values = values_of(stats, self._previous, float(int(time.time())))
+        self._previous = stats
+        try:
+            for key, value in values.items():
+                if self._last.get(key) != value:
+                    self._gauges[key].set(value)
+                    self._last[key] = value
+        except pb_utils.TritonModelException:
+            _log.exception("the metrics could not be updated; the next try follows")

@@ -50,11 +50,12 @@ class ResponseStream:
         with self._lock:
             if not self._is_open:
                 return
-            self._is_open = not is_final
+            self._is_open = False  # stays so when the send raises: Triton has given the request up then
             if response is None:
                 self._sender.send(flags=flags)
             else:
                 self._sender.send(response, flags=flags)
+            self._is_open = not is_final
 
 
 def read_inputs(request: pb_utils.InferenceRequest) -> dict[str, Array]:

@@ -65,4 +65,10 @@ class SenderThread:
             receiver.take(deltas)
         except Exception as error:  # one request that cannot be answered must not end the others
             _log.exception("a response could not be sent; its request ends")
+            self._abandon(receiver, error)
+
+    def _abandon(self, receiver: Receiver, error: Exception) -> None:
+        try:
             receiver.abandon(error)
+        except Exception:
+            _log.exception("the end of a request could not be sent either")
