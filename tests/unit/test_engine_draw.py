@@ -8,7 +8,7 @@ from tandem.engine.rng import TokenRandom, fresh_seed
 from tests.factories import kept_probs
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-NUM_DRAWS = 4000
+NUM_DRAWS = 1500
 
 
 def draw_counts(logits, num_draws=NUM_DRAWS, **params):
@@ -58,6 +58,19 @@ def test_draw_when_uniform_numbers_are_even_then_shares_are_the_probabilities(dt
     probs = kept_probs(logits.astype(np.float64), **{**PLAIN, **params, "temperature": temperature})
     # An interval of length p holds p * NUM_DRAWS evenly spaced points, give or take one.
     assert np.abs(counts - probs * NUM_DRAWS).max() < 1.01
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
+def test_draw_when_nucleus_is_too_wide_to_sort_then_equal_inversion_by_definition(spread, top_p):
+    logits = np.random.default_rng(5).normal(0.0, spread, 9000)
+    logits[::7] = logits[0]  # many ties
+    params = {**PLAIN, "temperature": 1.3, "top_p": top_p}
+    cumulative = np.cumsum(kept_probs(logits, **params))
+    drawer = TokenDrawer(BlockedRow(len(logits), logits.dtype))
+    for uniform in np.random.default_rng(6).random(60):
+        expected = int(np.searchsorted(cumulative, uniform, side="right"))
+        assert drawer.draw(logits, int(logits.argmax()), uniform, **params) == expected
 
 
 def test_draw_when_seeded_stream_is_used_then_frequencies_match_within_four_sigma():

@@ -47,6 +47,15 @@ def test_step_when_request_wants_three_choices_then_three_slots_are_kept():
     assert engine.stats().num_waiting == 1
 
 
+def test_fork_when_others_were_admitted_later_then_siblings_stand_before_them():
+    decoder = make_decoder()
+    engine = make_engine(decoder)
+    start(engine, make_request(make_prompt(0, 2), num_return_sequences=2), make_request(make_prompt(1, 5)))
+    engine.step()
+    engine.step()
+    assert decoder.batches[1] == [(2, 1), (2, 1), (5, 1)]
+
+
 def test_step_when_pool_is_short_then_last_admitted_is_preempted_and_first_goes_on():
     decoder = make_decoder(num_blocks=6, block_size=2)
     engine = make_engine(decoder)
