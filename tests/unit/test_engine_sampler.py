@@ -21,7 +21,10 @@ def test_greedy_when_nothing_is_set_then_highest_logit_and_lowest_id_in_a_tie():
     assert answer_for([1.0, 2.0, 2.0], max_tokens=2).tokens == [1, 1]
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.9, "top_k": 1}, {"temperature": 1e-6}, {"temperature": 0.0, "top_p": 0.5}])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.9, "top_k": 1}, {"temperature": 1e-6}, {"temperature": 5e-324}, {"temperature": 0.0, "top_p": 0.5}],
+)
 def test_greedy_when_parameters_leave_one_choice_then_no_chance_is_involved(sampling):
     assert answer_for(max_tokens=5, **sampling).tokens == [1] * 5
 
