@@ -1,6 +1,8 @@
 # Tandem: two commands are enough. `make serve` runs it, `make test` proves it; both set up what they need.
 
-PYTHON ?= python3
+# The first Python on the path that Tandem runs on; say PYTHON=/path/to/python to choose another.
+PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.10; do \
+    $$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo $$python; break; }; done)
 VENV   ?= .venv
 ARGS   ?=
 BIN    := $(VENV)/bin
@@ -46,8 +48,8 @@ clean: ## Remove the environment and tool caches (built engines stay in the cach
 	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "tandem: $(PYTHON) is not installed; install Python 3.10 to 3.13 or say make PYTHON=/path/to/python" >&2; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { echo "tandem: $$($(PYTHON) --version) can't run Tandem; say make PYTHON=/path/to/a/python of 3.10 to 3.13" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "tandem: no Python 3.10, 3.11 or 3.12 found; install one, or say make PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || { echo "tandem: $(PYTHON) is not Python 3.10, 3.11 or 3.12; install one, or say make PYTHON=/path/to/python" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "tandem: $(PYTHON) can't make environments; install python3-venv" >&2; exit 2; }
 	$(SAY) "making the environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
