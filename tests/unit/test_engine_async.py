@@ -295,6 +295,18 @@ def test_shutdown_when_grace_is_given_then_running_requests_finish():
     assert all(sink.answer.finish_reason == FinishReason.LENGTH for sink in sinks)
 
 
+def test_stats_when_blocks_leaked_then_reported_and_free_again(caplog):
+    core = make_engine()
+    core._kv.pool.allocate(2)
+    with caplog.at_level(logging.CRITICAL):
+        engine = AsyncEngine(core)
+        sink = Collector()
+        engine.submit(make_request(max_tokens=1), sink)
+        sink.wait()
+        engine.shutdown()
+    assert (engine.stats().num_leaked_blocks, engine.stats().num_used_blocks) == (2, 0)
+
+
 def test_stats_when_engine_is_idle_between_requests_then_at_their_start():
     with running() as engine:
         for _ in range(3):

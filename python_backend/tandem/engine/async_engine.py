@@ -141,8 +141,8 @@ class AsyncEngine:
     def _next_commands(self) -> list[Request | _Cancel] | None:
         """Wait until there is something to do; None when the thread is to stop."""
         with self._lock:
-            if not self._engine.has_work and not self._commands:
-                self._engine.reclaim_leaked_blocks()
+            if not self._engine.has_work and not self._commands and self._engine.reclaim_leaked_blocks():
+                self._snapshot = self._engine.stats()
             while not self._is_stopping and not self._commands and not self._engine.has_work:
                 self._changed.wait()
             if self._is_stopping:

@@ -256,7 +256,7 @@ class LLMEngine:
         sequence.is_finished = True
         request.num_unfinished -= 1
         if request.num_unfinished == 0:
-            del self._requests[request.request_id]
+            self._forget(request)
             self._counters.num_completed += 1
 
     def _end_early(self, request: Request, reason: FinishReason, error: TandemError | None) -> SequenceDelta:
@@ -266,7 +266,7 @@ class LLMEngine:
             self._scheduler.remove(sequence)
             sequence.is_finished = True
         request.num_unfinished = 0
-        del self._requests[request.request_id]
+        self._forget(request)
         return SequenceDelta(
             request.request_id,
             unfinished[0].index,
@@ -276,6 +276,10 @@ class LLMEngine:
             is_last=True,
             error=None if error is None else to_wire(error),
         )
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        request.sequences.clear()  # no reference cycle is left, so its arrays are freed now
 
 
 def _as_failure(error: Exception) -> TandemError:

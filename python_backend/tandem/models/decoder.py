@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.floating]
+FloatArray = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class DecoderOutput:
     logits: FloatArray  # [num_samples, vocab_size] float32 (a reference decoder may give float64)
     log_sum_exp: FloatArray  # [num_samples], so that log p = logits - log_sum_exp
     entropy: FloatArray  # [num_samples], nats
-    argmax: npt.NDArray[np.integer]  # [num_samples]; the lowest id wins a tie
+    argmax: npt.NDArray[np.integer[Any]]  # [num_samples]; the lowest id wins a tie
 
 
 class Decoder(Protocol):
