@@ -84,7 +84,8 @@ class Supervisor:
     def start(self, timeout_s: float | None = None) -> None:
         """Start and wait until everything is ready.
 
-        Raises: SetupError when the machine is not right, a model does not load or the time is over; nothing runs then.
+        Raises: SetupError when the machine is not right, a model does not load, the time is over or ``stop`` is called meanwhile;
+        nothing runs then.
         """
         with self._changed:
             assert self._thread is None, "a supervisor is started once"
@@ -92,8 +93,10 @@ class Supervisor:
             self._thread = threading.Thread(target=self._run, name="tandem-supervisor", daemon=True)
         self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._state in (ServerState.READY, ServerState.FAILED), timeout_s)
+            self._changed.wait_for(lambda: self._state is not ServerState.STARTING, timeout_s)
             state, error = self._state, self._error
+        if state is ServerState.STOPPED:
+            raise SetupError("Triton was stopped while it started.")
         if state is not ServerState.READY:
             self.stop(0.0)
             raise error or SetupError(f"Triton was not ready in time; see {self._server.config.log_file}.")

@@ -79,11 +79,13 @@ class RowReader:
             raise InvalidRequest(name, f"shape {list(array.shape)}", "give [2, n]: the ids in a line, then the end offsets")
         ids, offsets = array[0].tolist(), array[1].tolist()
         ends = offsets[: offsets.index(-1)] if -1 in offsets else offsets
-        starts = [0, *ends[:-1]]
-        for start, end in zip(starts, ends, strict=True):
+        words, start = [], 0
+        for end in ends:
             if not start < end <= len(ids):
                 raise InvalidRequest(name, f"end offset {end}", f"end offsets ascend from 1 to at most {len(ids)}")
-        return tuple(tuple(ids[start:end]) for start, end in zip(starts, ends, strict=True))
+            words.append(tuple(ids[start:end]))
+            start = end
+        return tuple(words)
 
     def _scalar(self, name: str) -> Any:
         array = self._flat(name)
