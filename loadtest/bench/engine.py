@@ -16,12 +16,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from build_engines.engines import ensure_engines, tandem_home
+from build_engines.ensure import ensure_engines
+from build_engines.progress import make_reporter
+from build_engines.weights import default_weights
 from loadtest.bench import Progress
 from loadtest.bench.turns import median_ratio, take_turns
 from loadtest.bench.workload import NUM_OUTPUT_TOKENS, NUM_PREFILL_TOKENS, NUM_PROMPT_TOKENS, prompts
-from tandem.engine.config import EngineConfig
-from tandem.engine.engine import LLMEngine
+from tandem.config import tandem_home
+from tandem.engine import EngineConfig, LLMEngine
 from tandem.models.openvino_decoder import load_decoder
 from tandem.types import EngineRequest, RequestId, SamplingParams
 
@@ -68,16 +70,16 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
     """Measure; ``quick`` takes fewer rounds and is for trying out only."""
     num_rounds = 1 if quick else 5
     num_threads = os.cpu_count() or 1
-    engine_dirs = ensure_engines(tandem_home())
-    result: dict[str, Any] = {"machine": {"cores": num_threads}, "kv_cache_dtype": _KV_CACHE_DTYPE, "engines": {}}
+    engine_dirs = ensure_engines(tandem_home(), None, None, make_reporter())
+    engines: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as work:
         for name in ("fast_int8", "fast_int4", "slow"):
             ours = TandemEngine(engine_dirs[name], num_threads)
             genai, llama = _peers(engine_dirs[name], Path(work) / name, num_threads)
-            result["engines"][name] = _measure(name, ours, genai, llama, num_rounds, progress)
+            engines[name] = _measure(name, ours, genai, llama, num_rounds, progress)
             del ours, genai, llama
     # The keys at the top are those of the INT8 engine, the one that most requests go to.
-    return result["engines"]["fast_int8"] | result
+    return {**engines["fast_int8"], "kv_cache_dtype": _KV_CACHE_DTYPE, "num_threads": num_threads, "engines": engines}
 
 
 Measure = Callable[[list[tuple[int, ...]]], float]
@@ -133,11 +135,10 @@ def _peers(engine_dir: Path, work_dir: Path, num_threads: int) -> tuple[Measure 
             num_threads=num_threads,
         ).tok_s
     if importlib.util.find_spec("llama_cpp") is not None:
-        from build_engines.weights import default_gguf
         from loadtest.bench.peers.llama_cpp import LlamaCpp
 
         num_context_tokens = max(_PEER_BATCHES) * (NUM_PROMPT_TOKENS + NUM_OUTPUT_TOKENS)
         llama = LlamaCpp(
-            default_gguf(), max_num_seqs=max(_PEER_BATCHES), num_context_tokens=num_context_tokens, num_threads=num_threads
+            default_weights(), max_num_seqs=max(_PEER_BATCHES), num_context_tokens=num_context_tokens, num_threads=num_threads
         ).tok_s
     return genai, llama

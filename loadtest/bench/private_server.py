@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import yaml
 
-from build_engines.render import load_profile, render, with_parameters
+from build_engines.render import PROFILES_DIR
 from loadtest.bench import Progress
 from tandem.errors import SetupError
 
@@ -39,14 +40,14 @@ def private_server(progress: Progress, *, stats_check_period_ms: int) -> Generat
     """Start, wait until ready, yield, stop. Raises: SetupError with the end of the log when it does not get ready."""
     http_port, triton_http_port, grpc_port, metrics_port = _free_ports(4)
     with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder) / "model_repository"
-        render(with_parameters(load_profile("cpu"), {"stats_check_period_ms": str(stats_check_period_ms)}), repository)
+        profile = Path(folder) / "bench.yaml"
+        profile.write_text(_cpu_profile(stats_check_period_ms), encoding="utf-8")
         log_file = Path(folder) / "serve.log"
         command = [
             *(sys.executable, "-m", "tandem_cli.main", "serve"),
             *("--port", str(http_port), "--triton-http-port", str(triton_http_port)),
             *("--triton-grpc-port", str(grpc_port), "--triton-metrics-port", str(metrics_port)),
-            *("--model-repository", str(repository)),
+            *("--profile", str(profile)),
         ]
         progress("starting a server for the benchmark")
         with log_file.open("wb") as log:
@@ -90,6 +91,15 @@ def _wait_ready(server: PrivateServer, process: subprocess.Popen[bytes], log_fil
         time.sleep(0.2)
     tail = log_file.read_text(errors="replace").strip().splitlines()[-1:]
     raise SetupError(f"the server for the benchmark did not get ready: {' '.join(tail) or 'it said nothing'}")
+
+
+def _cpu_profile(stats_check_period_ms: int) -> str:
+    """The profile that users get, but with gauges that are renewed more often."""
+    profile = yaml.safe_load((PROFILES_DIR / "cpu.yaml").read_text(encoding="utf-8"))
+    for model in profile["models"].values():
+        if "stats_check_period_ms" in model.get("parameters", {}):
+            model["parameters"]["stats_check_period_ms"] = stats_check_period_ms
+    return yaml.safe_dump(profile, sort_keys=False)
 
 
 def _free_ports(count: int) -> list[int]:
