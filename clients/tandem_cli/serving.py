@@ -22,6 +22,7 @@ from tandem.server.triton_process import TritonServer, TritonServerConfig
 from tandem_cli.repository import engine_set_hash, write_repository
 from tandem_gateway.app import create_app
 from tandem_gateway.keys import read_key_file
+from tandem_gateway.logs import set_up_logging
 from tandem_gateway.server import bind, serve
 from tandem_gateway.settings import GatewaySettings
 from tandem_gateway.triton_backend import TritonAddress, TritonBackend
@@ -52,8 +53,7 @@ class ServeOptions:
 
 def run_server(options: ServeOptions) -> int:
     """Serve until a signal; 0 after a drain. Raises: SetupError when something on this machine is not right."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log each look at Triton's metrics
+    set_up_logging()
     keys = () if options.api_key_file is None else read_key_file(options.api_key_file)
     settings = GatewaySettings(host=options.host, port=options.port, api_keys=keys, drain_grace_s=options.drain_grace_s)
     reporter = make_reporter()

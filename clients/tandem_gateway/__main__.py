@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from pathlib import Path
 
 from tandem.errors import SetupError
 from tandem_gateway.app import create_app
 from tandem_gateway.keys import read_key_file
+from tandem_gateway.logs import set_up_logging
 from tandem_gateway.server import bind, serve
 from tandem_gateway.settings import GatewaySettings
 from tandem_gateway.triton_backend import TritonAddress, TritonBackend
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         "--drain-grace-s", type=float, default=30.0, help="time for running answers to finish on stop (default %(default)s)"
     )
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging()
     try:
         keys = () if args.api_key_file is None else read_key_file(args.api_key_file)
         settings = GatewaySettings(host=args.host, port=args.port, api_keys=keys, drain_grace_s=args.drain_grace_s)

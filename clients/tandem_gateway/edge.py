@@ -77,7 +77,9 @@ class Edge:
         record.route = getattr(route, "path", record.route)
         if record.operation:
             self._metrics.count(record)
-        access_log.info(_log_line(record))
+        # Probes and scrapers come every few seconds and say nothing new.
+        is_api = scope["path"].startswith(_GUARDED_PREFIX)
+        access_log.log(logging.INFO if is_api or record.route == "unmatched" else logging.DEBUG, _log_line(record))
 
 
 async def send_error(send: Send, error: TandemError) -> None:

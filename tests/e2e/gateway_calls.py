@@ -57,11 +57,8 @@ def strict(response: httpx.Response) -> Any:
 def in_use(gateway: RunningGateway, engine: str) -> dict[str, float]:
     """What an engine holds and does."""
     groups = read_status(gateway.url)["engines"][engine]
-    return {
-        "blocks": groups["kv_blocks"]["used"],
-        "running": groups["requests"]["scheduled"],
-        "waiting": groups["requests"]["waiting"],
-    }
+    requests = groups["requests"]
+    return {"blocks": groups["kv_blocks"]["used"], "running": requests["scheduled"], "waiting": requests["waiting"]}
 
 
 def assert_idle(gateway: RunningGateway, timeout_s: float = 3.0) -> None:
@@ -78,9 +75,8 @@ class Alive:
         self._before = self._state()
 
     def _state(self) -> tuple[str, object, object, int]:
-        text = self._gateway.chat(messages=user("Name three colours."), max_tokens=16, **GREEDY).json()["choices"][0]["message"][
-            "content"
-        ]
+        answer = self._gateway.chat(messages=user("Name three colours."), max_tokens=16, **GREEDY).json()
+        text = answer["choices"][0]["message"]["content"]
         return text, self._triton.server.pid, self._triton.server.stubs(), self._triton.supervisor.num_restarts
 
     def check(self) -> None:

@@ -248,12 +248,7 @@ def test_bc07_log_probs_are_strict_json(gateway: RunningGateway, alive: None, te
 
 
 def test_bc08_seed_does_not_depend_on_neighbours(gateway: RunningGateway, alive: None) -> None:
-    asked: dict[str, Any] = {
-        "messages": user("Invent a name for a boat."),
-        "temperature": 0.8,
-        "max_tokens": 16,
-        "model": "tandem-fast",
-    }
+    asked: dict[str, Any] = {"messages": user("Invent a name for a boat."), "temperature": 0.8, "max_tokens": 16}
 
     def ask(**fields: Any) -> str:
         return stream_text(gateway, **asked, **fields)
@@ -285,14 +280,8 @@ def test_bc20_client_goes_away(gateway: RunningGateway, alive: None, moment: str
     cancelled = 'tandem_gateway_requests_total{operation="chat",outcome="cancelled"}'
     before = gateway.metric(cancelled)
     text = "word " * 6000 if moment == "prefill" else "Tell me a very long story."
-    fields = {
-        "messages": user(text),
-        "max_tokens": 1000,
-        "ignore_eos": True,
-        "model": "tandem-fast",
-        "stream": moment != "not streamed",
-    }
-    body = json.dumps({**CHAT, **fields}).encode()
+    fields = {"messages": user(text), "max_tokens": 1000, "ignore_eos": True, "model": "tandem-fast"}
+    body = json.dumps({**CHAT, **fields, "stream": moment != "not streamed"}).encode()
     raw = socket.create_connection(("127.0.0.1", gateway.port))
     raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     if moment == "decode":
