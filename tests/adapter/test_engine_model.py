@@ -420,14 +420,10 @@ def test_forward_when_it_breaks_then_one_error_and_the_next_request_works():
 
 
 def test_close_when_requests_run_then_each_still_gets_one_final():
-    from tandem.triton import engine_adapter
-
     decoder = SlowDecoder(make_decoder())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_adapter, "_SHUTDOWN_GRACE_S", 0.0)
-        with engine_model(decoder, max_num_seqs=1) as model:
-            requests = [request(id=f"c{number}", max_tokens=80) for number in range(3)]
-            model.execute(requests)
+    with engine_model(decoder, max_num_seqs=1) as model:
+        requests = [request(id=f"c{number}", max_tokens=80) for number in range(3)]
+        model.execute(requests)
     for each in requests:
         each.wait(1.0)
 
@@ -466,6 +462,7 @@ def arguments(name: str, **parameters: str) -> dict[str, str]:
 def test_model_py_when_loaded_with_its_config_then_serves(monkeypatch, tmp_path):
     from tandem.triton import engine_adapter
 
+    monkeypatch.setattr(engine_adapter, "exit_with_parent", lambda: None)
     asked = {}
 
     def load(engine_dir, **options):
@@ -499,6 +496,9 @@ def test_model_py_when_loaded_with_its_config_then_serves(monkeypatch, tmp_path)
     ],
 )
 def test_model_py_when_a_parameter_is_wrong_then_one_sentence(monkeypatch, tmp_path, parameters, words):
+    from tandem.triton import engine_adapter
+
+    monkeypatch.setattr(engine_adapter, "exit_with_parent", lambda: None)
     monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
     (tmp_path / "engines" / "slow" / "current").mkdir(parents=True)
     with pytest.raises(TritonModelException) as caught:

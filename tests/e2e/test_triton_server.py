@@ -20,6 +20,7 @@ import pytest
 
 from tandem.errors import from_wire
 from tandem.protocol import ENGINE_MODELS, MODELS
+from tandem.server.stubs import is_running
 from tandem.server.supervisor import ServerState
 from tandem.server.triton_process import TritonServer, TritonServerConfig
 from tests.e2e.conftest import ROOT, RunningTriton, free_ports
@@ -278,7 +279,8 @@ def test_ports_when_open_then_on_loopback_only(triton: RunningTriton):
     local = [line.split()[1].split(":") for line in lines if line.split()[3] == "0A"]
     found = {port: address for address, port in local if port in listening}
     assert set(found) == listening
-    assert set(found.values()) == {"0100007F"}
+    mapped = "0000000000000000FFFF0000"  # gRPC listens on the IPv6 form of the IPv4 address
+    assert {address.removeprefix(mapped) for address in found.values()} == {"0100007F"}
 
 
 def test_start_when_a_port_is_taken_then_one_sentence_names_port_and_option(triton: RunningTriton, engine_home: Path):
@@ -314,32 +316,35 @@ def test_server_when_killed_then_started_again_without_leftovers(triton: Running
     assert not triton.supervisor.ready()
     triton.wait_ready()
     assert not {stub.pid for stub in old} & {stub.pid for stub in triton.server.stubs()}
-    assert not [stub for stub in old if Path(f"/proc/{stub.pid}").exists()]
+    assert not [stub for stub in old if is_running(stub.pid)]
     regions = [path.name for path in Path("/dev/shm").glob(f"tandem_{os.getpid()}_*")]
     assert len({name.split("_")[2] for name in regions}) == 1  # those of the running server only
     assert token_ids(ask(url, ENGINE, engine_tensors()))
 
 
 def test_launcher_when_killed_then_nothing_stays_behind(engine_home: Path, tmp_path: Path):
-    """The server dies with its launcher, however that ends, and the next start clears the shared memory."""
+    """Server and model processes die with their launcher, however that ends."""
     http, grpc_port, metrics = free_ports(3)
     script = (
         "import sys, time; from pathlib import Path\n"
         "from tandem.server.triton_process import TritonServer, TritonServerConfig\n"
         f"s = TritonServer(TritonServerConfig(Path({str(ROOT / 'model_repository')!r}), Path({str(engine_home)!r}),"
         f" {http}, {grpc_port}, {metrics}))\n"
-        "s.start(); print(s.pid, flush=True); time.sleep(600)\n"
+        "s.start(); print(s.pid, flush=True)\n"
+        "while not s.stubs(): time.sleep(0.05)\n"
+        "print(*[stub.pid for stub in s.stubs()], flush=True); time.sleep(600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python_backend'}"}
     launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
     assert launcher.stdout is not None
-    server_pid = int(launcher.stdout.readline())
+    pids = [int(text) for _ in range(2) for text in launcher.stdout.readline().split()]
+    assert len(pids) > 1
     launcher.kill()
     launcher.wait()
     launcher.stdout.close()
     deadline = time.monotonic() + 60
-    while Path(f"/proc/{server_pid}").exists():
-        assert time.monotonic() < deadline
+    while alive := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, alive
         time.sleep(0.1)
 
 
@@ -359,5 +364,6 @@ def test_stop_when_requests_run_then_processes_and_shared_memory_are_gone(engine
         stopper.start()
         assert list(stream.replies(timeout_s=30))[-1].is_final
         stopper.join()
-    assert not [number for number in (pid, *(stub.pid for stub in stubs)) if Path(f"/proc/{number}").exists()]
+    assert not [number for number in (pid, *(stub.pid for stub in stubs)) if number is not None and is_running(number)]
+    assert not list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
     assert server.pid is None

@@ -47,6 +47,12 @@ def test_rows_when_several_then_each_its_own():
     ]
 
 
+@pytest.mark.parametrize("inputs", [{}, {"ids": np.zeros((0, 3), np.int32)}])
+def test_rows_when_none_then_refused(inputs):
+    with pytest.raises(InvalidRequest, match="no rows"):
+        count_rows(inputs)
+
+
 def test_text_when_not_utf8_then_names_tensor_and_byte():
     with pytest.raises(InvalidRequest, match=r"stop_words.*byte 1"):
         RowReader({"stop_words": np.array([[b"a\xff"]], object)}, 0).texts("stop_words")

@@ -27,6 +27,17 @@ def find_stubs(server_pid: int) -> frozenset[Stub]:
     return frozenset(stubs)
 
 
+def find_by_region(prefix: str) -> frozenset[Stub]:
+    """All stubs whose shared memory has this prefix, also those whose server is dead. Looks at every process."""
+    stubs = set()
+    for text in _read(_PROC).split():
+        if text.isdigit() and f"\0{prefix}" in _read_text(_PROC / text / "cmdline"):
+            stub = _stub(int(text))
+            if stub is not None:
+                stubs.add(stub)
+    return frozenset(stubs)
+
+
 def is_running(pid: int) -> bool:
     """True for a process that exists and is no zombie."""
     stat = _read_text(_PROC / str(pid) / "stat")

@@ -20,7 +20,7 @@ from tandem.server import logfile
 from tandem.server.libpython import find_library_folder
 from tandem.server.preflight import SHARED_MEMORY, check_ports, check_shared_memory, remove_stale_regions
 from tandem.server.pytriton_files import find_triton_files, make_backend_folder
-from tandem.server.stubs import Stub, find_stubs, is_running
+from tandem.server.stubs import Stub, find_by_region, find_stubs, is_running
 
 ADDRESS = "127.0.0.1"  # Triton 2.51 has known remote holes and must never face a network (DESIGN 3.11)
 _ADMIN_HEADER = "tandem-admin"
@@ -139,7 +139,6 @@ class TritonServer:
         if process is None:
             return
         grace = self.config.exit_timeout_s + 5.0 if grace_s is None else grace_s
-        stubs = self.stubs()
         if process.poll() is None and grace > 0:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -147,7 +146,7 @@ class TritonServer:
         if process.poll() is None:
             process.kill()
             process.wait()
-        _end_stubs(stubs)
+        _end_stubs(find_by_region(self._shm_prefix))
         for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
         self._process = None

@@ -32,12 +32,12 @@ from tandem.triton.errors_table import from_exception
 from tandem.triton.logs import use_triton_log
 from tandem.triton.model_args import model_parameters
 from tandem.triton.open_requests import OpenRequests
+from tandem.triton.parent import exit_with_parent
 from tandem.triton.responses import ResponseStream, read_inputs
 from tandem.triton.sender import SenderThread
 from tandem.types import EngineRequest, RequestId, SequenceDelta
 
 _log = logging.getLogger(__name__)
-_SHUTDOWN_GRACE_S = 5.0
 _TOKENS_PER_BLOCK = 32  # of OpenVINO's CPU plugin; it tells only once the KV memory stands
 
 
@@ -48,6 +48,7 @@ class EngineModel:
     def load(cls, args: Mapping[str, str]) -> EngineModel:
         """Build from what Triton gives ``initialize``. Raises: TritonModelException with one sentence."""
         use_triton_log(args["model_name"])
+        exit_with_parent()
         try:
             config = engine_config(args["model_name"], args["model_version"], model_parameters(args), tandem_home(os.environ))
             return cls(config, _load_decoder(config))
@@ -84,8 +85,8 @@ class EngineModel:
                 stream.fail(from_exception(error, f"the engine {self._config.name}"))
 
     def close(self) -> None:
-        """End what runs, within the grace period or with an error, then all threads."""
-        self._engine.shutdown(_SHUTDOWN_GRACE_S)
+        """End what still runs with an error, then all threads. Triton has waited for it before (exit timeout, unload)."""
+        self._engine.shutdown()
         self._sender.close()
         self._watcher.close()
         self._metrics.close()

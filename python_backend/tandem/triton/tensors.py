@@ -18,8 +18,14 @@ Tensors = Mapping[str, Array]
 
 
 def count_rows(inputs: Tensors) -> int:
-    """The number of rows of a request: the first dimension, which Triton has checked to be the same for all inputs."""
-    return next((int(array.shape[0]) for array in inputs.values() if array.ndim), 0)
+    """The number of rows of a request: the first dimension, which Triton has checked to be the same for all inputs.
+
+    Raises: InvalidRequest when there is none; a request without rows would never get an answer.
+    """
+    num_rows = next((int(array.shape[0]) for array in inputs.values() if array.ndim), 0)
+    if num_rows == 0:
+        raise InvalidRequest("batch", "no rows", "send at least one row")
+    return num_rows
 
 
 class RowReader:
@@ -57,7 +63,7 @@ class RowReader:
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """A vector as it is, for long ones. [n]"""
-        return self._flat(name).astype(np.float32, copy=False)
+        return np.asarray(self._flat(name), np.float32)
 
     def has_data(self, name: str) -> bool:
         """True when the tensor was sent and is not of zero length."""

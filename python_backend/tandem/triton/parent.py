@@ -1,0 +1,26 @@
+"""A model process must not outlive its server.
+
+Triton's stub looks after that itself, but one that is in the middle of a call to a server that was killed waits for ever in it
+(seen with Triton 2.51: a response being sent). The server's own cleaning up needs a launcher that is still alive.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+_PERIOD_S = 1.0
+_GRACE_S = 3.0
+
+
+def exit_with_parent() -> None:
+    """End this process a few seconds after its parent has gone; call once per model process, from ``initialize``."""
+    threading.Thread(target=_watch, args=(os.getppid(),), name="tandem-parent", daemon=True).start()
+
+
+def _watch(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_PERIOD_S)
+    time.sleep(_GRACE_S)  # for the stub to end in its own way
+    os._exit(1)
