@@ -1,4 +1,4 @@
-"""The ensemble ``tandem`` on the real server: what Triton 2.51 does with optional inputs, rows, streams, errors, stops and cancels."""
+"""The ensemble ``tandem`` on the real server: what Triton 2.51 does with optional inputs, rows, errors, stops and cancels."""
 
 from __future__ import annotations
 

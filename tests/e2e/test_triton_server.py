@@ -358,6 +358,8 @@ def test_stop_when_requests_run_then_processes_and_shared_memory_are_gone(engine
         time.sleep(0.2)
     pid, stubs = server.pid, server.stubs()
     assert {stub.instance.rpartition("_")[0].rpartition("_")[0] for stub in stubs} == set(MODELS) - {"tandem"}
+    refused = {"text_input": np.array([[b"hi"]], object), "max_tokens": np.array([[0]], np.int32)}
+    assert ask(server.config.grpc_url, "tandem", refused)[-1].error is not None
     with Stream(server.config.grpc_url, "slow", engine_tensors(max_tokens=2000, end_id=-1), "runs") as stream:
         stream.next()
         stopper = threading.Thread(target=server.stop)
@@ -367,3 +369,5 @@ def test_stop_when_requests_run_then_processes_and_shared_memory_are_gone(engine
     assert not [number for number in (pid, *(stub.pid for stub in stubs)) if number is not None and is_running(number)]
     assert not list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
     assert server.pid is None
+    # An error that is not the final response of its request would count as in flight for ever.
+    assert "Model 'tandem' (version 1) has" not in server.config.log_file.read_text()

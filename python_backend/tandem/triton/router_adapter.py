@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import triton_python_backend_utils as pb_utils
 
 from tandem.config import RouterModelConfig, router_config, tandem_home
-from tandem.errors import Overloaded, SetupError
+from tandem.errors import Overloaded, SetupError, TandemError
 from tandem.orchestration.config import EngineInfo, RouterConfig, load_tokenizers
 from tandem.orchestration.flow import Flow
 from tandem.orchestration.port import RouterChunk
@@ -90,12 +90,12 @@ class RouterModel:
         try:
             self._service.run(flow, opened.emit)
         except Exception as error:
-            opened.stream.fail(from_exception(error, "the router"), is_final=False)
+            opened.fail(from_exception(error, "the router"))
         finally:
             self._take_seats(-1)
             if opened.end_row():
                 self._watcher.forget(opened.watch_key)
-                opened.stream.finish()
+                opened.finish()
 
     def _take_seats(self, num_rows: int) -> None:
         """Raises: Overloaded when threads and queue are full."""
@@ -106,17 +106,39 @@ class RouterModel:
 
 
 class _OpenRequest:
-    """One Triton request while its rows run, each in its own thread."""
+    """One Triton request while its rows run, each in its own thread.
+
+    The first error of a row ends the whole request and is sent as its final response: an error that is not final leaves Triton
+    2.51 with an inference of the ensemble that counts as in flight for ever, and every stop of the server then takes its full
+    exit timeout.
+    """
 
     def __init__(self, stream: ResponseStream, flows: Sequence[Flow]) -> None:
-        self.stream = stream
         self.watch_key = 0
+        self._stream = stream
         self._flows = flows
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the two below
         self._rows_left = len(flows)
+        self._error: TandemError | None = None
 
     def emit(self, chunk: RouterChunk) -> None:
-        self.stream.send(encode_chunk(chunk))
+        if self._error is None:
+            self._stream.send(encode_chunk(chunk))
+
+    def fail(self, error: TandemError) -> None:
+        """Keep the first error and end the other rows."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+        self.cancel()
+
+    def finish(self) -> None:
+        """After the last row: the error or the bare final flag."""
+        if self._error is None:
+            self._stream.finish()
+        else:
+            self._stream.fail(self._error)
 
     def cancel(self) -> None:
         for flow in self._flows:
