@@ -28,6 +28,7 @@ STREAM_HEADERS = {"triton_grpc_error": "true"}
 STOP_DELAYS_S = (0.0, 0.05, 0.25)
 STOP_TIMEOUT_S = 5.0
 _READY_TIMEOUT_S = 2.0
+_MAX_LOGGED_CHARS = 500
 
 
 class AsyncTriton:
@@ -117,7 +118,7 @@ def read_error(text: str) -> TandemError:
     known = from_wire(text)
     if known is not None:
         return known
-    _log.error("the model server gave an error outside our table: %s", text)
+    _log.error("the model server gave an error outside our table: %s", " ".join(text.split())[:_MAX_LOGGED_CHARS])
     return EngineFailure("the model server failed; try again")
 
 
