@@ -103,6 +103,9 @@ class OpenVinoDecoder:
         return self._info
 
     def forward(self, batch: DecoderBatch) -> DecoderOutput:
+        # The kernels trust these sizes; a wrong one would read or write memory that is not ours.
+        assert len(batch.position_ids) == len(batch.input_ids) == batch.subsequence_begins[-1]
+        assert len(batch.block_indices) == batch.block_indices_begins[-1]
         request = self._request
         try:
             for port in self._ports:
@@ -137,9 +140,9 @@ class _InputPort:
         if array.shape == self._shape:
             self._array[...] = array
             return
-        self._array = array.copy()  # shared with the runtime until the shape changes
-        request.set_input_tensor(self._index, ov.Tensor(self._array, shared_memory=True))
-        self._shape = array.shape
+        fresh = array.copy()  # shared with the runtime until the shape changes
+        request.set_input_tensor(self._index, ov.Tensor(fresh, shared_memory=True))
+        self._array, self._shape = fresh, array.shape
 
 
 def _allocate_caches(compiled: ov.CompiledModel, request: ov.InferRequest, num_blocks: int) -> dict[str, Any]:
