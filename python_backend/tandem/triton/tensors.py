@@ -63,7 +63,8 @@ class RowReader:
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """A vector as it is, for long ones. [n]"""
-        return np.asarray(self._flat(name), np.float32)
+        vector: npt.NDArray[np.float32] = self._flat(name).astype(np.float32, copy=False)
+        return vector
 
     def has_data(self, name: str) -> bool:
         """True when the tensor was sent and is not of zero length."""
