@@ -104,6 +104,13 @@ def test_platform_when_another_then_said(monkeypatch, system, machine):
         pytriton_files.find_triton_files()
 
 
+def test_python3_when_not_beside_the_interpreter_then_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(pytriton_files.metadata, "version", lambda _: "1.26.4")
+    monkeypatch.setattr(pytriton_files.sys, "executable", str(tmp_path / "python3.11"))
+    with pytest.raises(SetupError, match="no python3 beside"):
+        pytriton_files.find_triton_files()
+
+
 def make_package(folder: Path) -> SimpleNamespace:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     root = folder / "pytriton" / "tritonserver"

@@ -170,6 +170,17 @@ def test_first_start_when_the_machine_is_not_right_then_its_sentence():
         supervisor.start()
 
 
+def test_first_start_when_the_disk_is_full_then_its_words():
+    server = FakeServer()
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    server.start = full
+    with supervised(server) as (supervisor, _), pytest.raises(SetupError, match="No space left"):
+        supervisor.start()
+
+
 def test_first_start_when_too_slow_then_stopped():
     server = FakeServer()
     server.is_slow = True

@@ -35,6 +35,9 @@ def find_triton_files() -> TritonFiles:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise SetupError(f"Triton's binary runs on Linux x86_64 only; this is {sys.platform} {platform.machine()}.")
     _check_numpy()
+    # The stub takes prefix and packages from the first python3 on PATH (see TritonServer), which must be the running Python.
+    if not (Path(sys.executable).parent / "python3").exists():
+        raise SetupError(f"There is no python3 beside {sys.executable}, which Triton's models need; make a virtual environment.")
     try:
         distribution = metadata.distribution(_PACKAGE)
     except metadata.PackageNotFoundError:

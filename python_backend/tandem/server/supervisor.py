@@ -122,9 +122,9 @@ class Supervisor:
         try:
             if self._first_start():
                 self._watch()
-        except Exception:
+        except Exception as error:  # a disk that is full, a bug of ours: nobody else would notice that nothing is watched any more
             _log.exception("the supervisor failed; the server is stopped")
-            self._set(ServerState.FAILED)
+            self._fail(SetupError(f"Triton could not be started or watched: {error}."))
         finally:
             self._server.stop(self._stop_grace_s)
             if self._state is not ServerState.FAILED:

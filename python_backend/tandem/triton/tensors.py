@@ -63,8 +63,7 @@ class RowReader:
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """A vector as it is, for long ones. [n]"""
-        vector: npt.NDArray[np.float32] = self._flat(name).astype(np.float32, copy=False)
-        return vector
+        return self._flat(name).astype(np.float32, copy=False)
 
     def has_data(self, name: str) -> bool:
         """True when the tensor was sent and is not of zero length."""
@@ -106,7 +105,8 @@ class RowReader:
         array = self._inputs.get(name)
         if array is None or array.size == 0:
             return np.empty(0, np.float32)
-        return np.atleast_1d(array[self._row]).reshape(-1)
+        values: Array = np.atleast_1d(array[self._row]).reshape(-1)
+        return values
 
 
 def _decoded(name: str, value: object) -> str:
