@@ -168,6 +168,13 @@ def test_log_when_a_model_did_not_load_then_the_reason_without_frames(tmp_path):
     assert logfile.tail(tmp_path / "none") == ""
 
 
+def test_log_when_models_are_loaded_then_their_names_in_order(tmp_path):
+    path = tmp_path / "x.log"
+    path.write_text("model_lifecycle.cc:839] \"successfully loaded 'router'\"\nx\n\"successfully loaded 'slow'\"\n")
+    assert logfile.loaded_models(path) == ["router", "slow"]
+    assert logfile.loaded_models(tmp_path / "none") == []
+
+
 def test_stubs_when_looking_at_ourselves_then_none_and_running():
     assert stubs.find_stubs(os.getpid()) == frozenset()
     assert stubs.is_running(os.getpid())

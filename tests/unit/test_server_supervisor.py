@@ -54,6 +54,9 @@ class FakeServer:
         self.stops.append(grace_s)
         self.alive = False
 
+    def loaded_models(self) -> list[str]:
+        return ["router", "slow"] if self.alive else []
+
     def load_errors(self) -> list[str]:
         return ["model slow: no such folder"] if not self.alive else []
 
@@ -91,6 +94,14 @@ def test_start_when_all_is_well_then_ready_until_stop():
         assert supervisor.state is ServerState.STOPPED
         assert not supervisor.ready()
     assert server.stops == [3.0]
+
+
+def test_start_when_models_load_then_told_once_each():
+    lines: list[str] = []
+    supervisor = Supervisor(FakeServer(), on_progress=lines.append)
+    supervisor.start()
+    supervisor.stop()
+    assert lines == ["router is loaded", "slow is loaded"]
 
 
 def test_server_when_it_dies_then_started_again_and_not_ready_meanwhile():

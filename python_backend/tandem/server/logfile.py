@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 _NUM_KEPT = 5
+_LOADED = re.compile(r"successfully loaded '([^']+)'")
 
 
 def rotate(path: Path, num_kept: int = _NUM_KEPT) -> None:
@@ -23,6 +25,15 @@ def tail(path: Path, num_lines: int = 20) -> str:
     except OSError:
         return ""
     return "\n".join([line for line in lines if line.strip() and line[0] not in "+|"][-num_lines:])
+
+
+def loaded_models(path: Path) -> list[str]:
+    """The models that are loaded so far, in their order."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return list(dict.fromkeys(_LOADED.findall(text)))
 
 
 def load_errors(path: Path) -> list[str]:

@@ -54,11 +54,16 @@ class Supervisor:
         server: TritonServer,
         config: SupervisorConfig | None = None,
         on_event: Callable[[str], None] = _log.info,
+        on_progress: Callable[[str], None] = _log.debug,
     ) -> None:
-        """``on_event`` gets one line per thing that happens, from the supervisor's thread."""
+        """``on_event`` gets one line per fault and recovery, ``on_progress`` one per model that is loaded.
+
+        Both are called from the supervisor's thread.
+        """
         self._server = server
         self._config = config or SupervisorConfig()
         self._on_event = on_event
+        self._on_progress = on_progress
         self._changed = threading.Condition()
         # Guarded by the condition.
         self._state = ServerState.STOPPED
@@ -174,8 +179,12 @@ class Supervisor:
 
     def _wait_ready(self) -> bool:
         """Until the server is ready; False when it ended, the time is over or ``stop`` was called."""
-        deadline = time.monotonic() + self._config.start_timeout_s
+        deadline, num_told = time.monotonic() + self._config.start_timeout_s, 0
         while self._server.is_running() and time.monotonic() < deadline:
+            loaded = self._server.loaded_models()
+            for name in loaded[num_told:]:
+                self._on_progress(f"{name} is loaded")
+            num_told = len(loaded)
             if self._server.is_ready():
                 self._stubs = self._server.stubs()
                 return True

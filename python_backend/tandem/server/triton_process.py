@@ -154,6 +154,10 @@ class TritonServer:
     def log_tail(self, num_lines: int = 20) -> str:
         return logfile.tail(self.config.log_file, num_lines)
 
+    def loaded_models(self) -> list[str]:
+        """The models that are loaded so far, as the log tells."""
+        return logfile.loaded_models(self.config.log_file)
+
     def load_errors(self) -> list[str]:
         """Why models did not load, as far as the log tells."""
         return logfile.load_errors(self.config.log_file)
