@@ -181,6 +181,20 @@ def test_load_when_an_option_is_wrong_then_one_sentence(tiny, options, words):
         load(tiny[0], **options)
 
 
+@pytest.mark.parametrize(("is_asked_for", "group_size"), [(False, 0), (True, 32)])
+def test_dynamic_quantization_when_not_asked_for_then_is_off(tiny, monkeypatch, is_asked_for, group_size):
+    compile_model, seen = ov.Core.compile_model, {}
+
+    def spy(core, model, device, properties):
+        seen.update(properties)
+        return compile_model(core, model, device, properties)
+
+    monkeypatch.setattr(ov.Core, "compile_model", spy)
+    load(tiny[0], has_dynamic_quantization=is_asked_for)
+    assert seen["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == group_size
+    assert seen["INFERENCE_PRECISION_HINT"] == "f32"
+
+
 def test_load_when_the_model_file_is_cut_short_then_one_sentence(tmp_path):
     make_engine(tmp_path)
     with (tmp_path / "model.bin").open("r+b") as file:
