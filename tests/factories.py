@@ -10,17 +10,19 @@ import numpy as np
 
 from tandem.engine import EngineConfig, LLMEngine
 from tandem.models.decoder import Decoder, DecoderBatch, DecoderInfo, DecoderOutput
-from tandem.types import EngineRequest, FinishReason, RequestId, SamplingParams, SequenceDelta
+from tandem.types import CacheHints, EngineRequest, FinishReason, RequestId, SamplingParams, SequenceDelta
 from tests.tiny_model import PagedTinyDecoder, TinyModel, output_of
 
 _request_numbers = itertools.count()
 
 
-def make_request(prompt_ids: Sequence[int] = (5, 6, 7), *, request_id: str | None = None, **sampling) -> EngineRequest:
-    """A greedy request of 8 new tokens; keyword arguments are fields of SamplingParams."""
+def make_request(
+    prompt_ids: Sequence[int] = (5, 6, 7), *, request_id: str | None = None, cache: CacheHints | None = None, **sampling
+) -> EngineRequest:
+    """A greedy request of 8 new tokens; other keyword arguments are fields of SamplingParams."""
     sampling.setdefault("max_tokens", 8)
     name = f"r{next(_request_numbers)}" if request_id is None else request_id
-    return EngineRequest(RequestId(name), tuple(prompt_ids), SamplingParams(**sampling))
+    return EngineRequest(RequestId(name), tuple(prompt_ids), SamplingParams(**sampling), cache or CacheHints())
 
 
 def make_prompt(seed: int, num_tokens: int, vocab_size: int = 61) -> tuple[int, ...]:
@@ -74,6 +76,7 @@ class Answer:
     finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
     error: str | None = None
     num_last: int = 0
+    num_cached_tokens: int = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -98,6 +101,7 @@ class Answer:
         if delta.finish_reason is not None:
             self.finish_reasons[index] = delta.finish_reason
         self.error = delta.error
+        self.num_cached_tokens = delta.num_cached_tokens
         self.num_last += delta.is_last
 
 

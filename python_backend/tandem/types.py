@@ -83,6 +83,63 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
 
+DEFAULT_RETENTION_PRIORITY = 35
+"""Of KV blocks without a rule; TensorRT-LLM's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What keeping a KV block is worth: ``priority`` 0 (given up first) to 100, the default again after ``duration_s``."""
+
+    priority: int = DEFAULT_RETENTION_PRIORITY
+    duration_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("retention priority", self.priority, 0, 100)
+        if self.duration_s is not None:
+            _check_float("retention duration", self.duration_s, 0.0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRange:
+    """A rule for the prompt tokens from ``start`` up to but not including ``end`` (None: the end of the prompt)."""
+
+    start: int
+    end: int | None
+    retention: Retention
+
+    def __post_init__(self) -> None:
+        _check_int("retention range start", self.start, 0, None)
+        if self.end is not None:
+            _check_int("retention range end", self.end, self.start, None)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHints:
+    """Whose KV blocks a request may reuse, and how long its own are worth keeping.
+
+    Blocks are shared between requests of equal ``salt`` only. The part before its first "/" names the tenant, for fair eviction;
+    what follows narrows the sharing within the tenant. ``decode`` is the rule for generated tokens.
+    """
+
+    salt: str = ""
+    ranges: tuple[RetentionRange, ...] = ()
+    decode: Retention | None = None
+
+    @property
+    def tenant(self) -> str:
+        return self.salt.partition("/")[0]
+
+    def retention_at(self, position: int, num_prompt_tokens: int) -> Retention | None:
+        """The rule for the token at ``position``: the first range that holds it; None when nothing is said."""
+        if position >= num_prompt_tokens:
+            return self.decode
+        for rule in self.ranges:
+            if rule.start <= position < (num_prompt_tokens if rule.end is None else rule.end):
+                return rule.retention
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """What one engine is asked to do: token ids in, token ids out. Knows no text."""
@@ -90,6 +147,7 @@ class EngineRequest:
     request_id: RequestId
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    cache: CacheHints = CacheHints()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +166,8 @@ class SequenceDelta:
     ``finish_reason`` STOP). ``log_probs`` and ``entropies`` (nats, of the distribution before any processor) run parallel to
     ``token_ids``; ``log_probs`` is empty unless asked for, ``top`` is empty unless ``top_logprobs`` > 0.
     ``is_last`` is True for exactly one delta of the whole request: the one after which nothing follows.
+    ``num_cached_tokens`` are the tokens of the prompt that were not computed because an earlier request had; the same in every
+    delta of a request that has begun.
     """
 
     request_id: RequestId

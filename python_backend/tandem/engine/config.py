@@ -15,12 +15,14 @@ class EngineConfig:
     It bounds the time of a step, and so the gap between two tokens of a neighbour and the time until a cancel takes effect.
     ``max_queue_size`` counts the requests that wait beyond the free sequence slots; one more is refused with Overloaded.
     ``max_seq_len`` counts prompt and completion together; None takes the decoder's.
+    ``has_prefix_cache``: sequences begin with the KV blocks of an equal prefix that an earlier one computed.
     """
 
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 256
     max_queue_size: int = 128
     max_seq_len: int | None = None
+    has_prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         _check_at_least("max_num_seqs", self.max_num_seqs, 1)

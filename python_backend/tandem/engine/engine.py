@@ -6,7 +6,8 @@ The life of a request:
 2. ``step`` lets the scheduler plan, the model runner compute and the sampler choose; every sequence that caught up gets one token.
 3. With n > 1 the siblings fork off when the prompt is computed: they share its blocks, and all sample from the same row.
 4. A sequence ends by end token, stop word, length; a request ends with its last sequence, by ``cancel``, or by a failure.
-5. Its blocks are free again before its last delta is returned. That delta, and no other, has ``is_last``.
+5. Its blocks are free again before its last delta is returned. That delta, and no other, has ``is_last``. Full blocks can still be
+   found by their content, by running and later sequences, until they are evicted.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class LLMEngine:
         self._config = config
         self._rules = AdmissionRules(info, config)
         self._max_blocks_per_seq = -(-self._rules.max_seq_len // info.block_size)
-        self._kv = KvCache(info.num_blocks, info.block_size)
+        self._kv = KvCache(info.num_blocks, info.block_size, has_prefix_cache=config.has_prefix_cache)
         self._scheduler = Scheduler(
             self._kv,
             FirstComeFirstServed() if waiting is None else waiting,
@@ -152,6 +153,11 @@ class LLMEngine:
             num_steps=counters.num_steps,
             num_context_tokens=counters.num_context_tokens,
             num_generated_tokens=counters.num_generated_tokens,
+            num_prompt_tokens=self._scheduler.num_prompt_tokens,
+            num_cached_tokens=self._scheduler.num_cached_tokens,
+            num_cached_blocks=pool.num_cached,
+            num_reused_blocks=self._scheduler.num_reused_blocks,
+            num_evictions=pool.num_evictions,
             num_preemptions=self._scheduler.num_preemptions,
             num_accepted=counters.num_accepted,
             num_completed=counters.num_completed,
@@ -187,6 +193,7 @@ class LLMEngine:
     def _take_output(self, batch: ScheduledBatch, output: DecoderOutput, sampled: list[int]) -> list[SequenceDelta]:
         for sequence, num_tokens in zip(batch.sequences, batch.num_tokens, strict=True):
             sequence.num_computed_tokens += num_tokens
+            self._kv.publish(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
             if num_tokens > 1 or not sequence.output_ids:
                 self._counters.num_context_tokens += num_tokens
         if not sampled:
@@ -236,6 +243,7 @@ class LLMEngine:
                 cum_log_prob=sequence.cum_log_prob,
                 finish_reason=reason,
                 is_last=request.num_unfinished == 0,
+                num_cached_tokens=request.num_cached_tokens or 0,
             )
         return SequenceDelta(
             request.request_id,
@@ -247,6 +255,7 @@ class LLMEngine:
             sequence.cum_log_prob,
             reason,
             reason is not None and request.num_unfinished == 0,
+            num_cached_tokens=request.num_cached_tokens or 0,
         )
 
     def _finish(self, sequence: Sequence) -> None:
@@ -275,6 +284,7 @@ class LLMEngine:
             finish_reason=reason,
             is_last=True,
             error=None if error is None else to_wire(error),
+            num_cached_tokens=request.num_cached_tokens or 0,
         )
 
     def _forget(self, request: Request) -> None:

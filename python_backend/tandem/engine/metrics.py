@@ -10,8 +10,10 @@ class EngineStats:
     """A snapshot taken at a step boundary. ``num_running`` and ``num_waiting`` are now, the rest counts since the start.
 
     ``num_context_tokens`` are tokens computed because they were given or had to be computed again after a preemption;
-    ``num_generated_tokens`` are sampled tokens without end tokens. ``outside_time_s`` is all time of the engine loop that is spent
-    neither in the decoder nor waiting for work.
+    ``num_generated_tokens`` are sampled tokens without end tokens. ``num_cached_tokens`` are prompt tokens that were not computed
+    because an earlier request had; beside ``num_prompt_tokens``, those of all admitted prompts, they give the hit rate.
+    ``num_reused_blocks`` also counts what a preempted sequence found again. ``outside_time_s`` is all time of the engine loop that
+    is spent neither in the decoder nor waiting for work.
     """
 
     num_running: int = 0  # sequences
@@ -24,6 +26,11 @@ class EngineStats:
     num_steps: int = 0
     num_context_tokens: int = 0
     num_generated_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_cached_blocks: int = 0  # now, in use or idle; idle ones count as free too
+    num_reused_blocks: int = 0
+    num_evictions: int = 0
     num_preemptions: int = 0
     num_accepted: int = 0  # requests, as are the next four
     num_completed: int = 0
@@ -38,6 +45,11 @@ class EngineStats:
     def overhead_ms_per_step(self) -> float:
         """Mean time outside the decoder per step; 0 before the first step."""
         return self.outside_time_s / self.num_steps * 1e3 if self.num_steps else 0.0
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Share of the prompt tokens that were not computed, 0 to 1."""
+        return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     @property
     def kv_usage(self) -> float:

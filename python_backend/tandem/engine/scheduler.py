@@ -10,7 +10,8 @@ budget of tokens per step. A sequence that is one token behind decodes; one that
     C   5 of 30 computed    6 tokens  a chunk of the prefill; C samples nothing in this step
     D   waits               0 tokens  admitted when budget, slots and blocks allow
 
-Blocks: an admitted sequence gets the blocks of all its tokens at once. When a running one needs a block and none is free, the
+Blocks: an admitted sequence gets the blocks of all its tokens at once, those of the longest cached prefix by sharing: their tokens
+count as computed. When a running one needs a block and none is free, the
 sequence admitted last gives up its blocks and waits (preemption by recompute). The first running sequence can always go on,
 because no request is accepted that does not fit the pool alone; so every sequence ends.
 """
@@ -41,6 +42,9 @@ class Scheduler:
         self.waiting = waiting
         self.running: list[Sequence] = []  # in order of admission
         self.num_preemptions = 0
+        self.num_reused_blocks = 0
+        self.num_prompt_tokens = 0  # of admitted requests, each once
+        self.num_cached_tokens = 0  # the part of them that was cached
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
 
@@ -118,15 +122,27 @@ class Scheduler:
             sequence = self.waiting.peek()
             if sequence is None or sequence.num_seats > seats_free:
                 return
+            cached = self.kv.find_cached(sequence.table, sequence.token_ids, sequence.num_tokens)
             # One more block for each running sequence is left free, else the next steps would preempt what is admitted here.
-            if self.kv.num_blocks_for(sequence.num_tokens) + len(self.running) > self.kv.pool.num_free:
+            if not self.kv.has_room_for(sequence.num_tokens, cached, num_spare=len(self.running)):
                 return
-            has_room = self.kv.reserve(sequence.table, 0, sequence.num_tokens)
-            assert has_room
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
+            self._begin(sequence, cached)
             seats_free -= sequence.num_seats
-            num_tokens = min(sequence.num_tokens, budget)
+            num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
             budget -= num_tokens
             batch.sequences.append(sequence)
             batch.num_tokens.append(num_tokens)
+
+    def _begin(self, sequence: Sequence, cached: list[int]) -> None:
+        """Move a waiting sequence to the running list, its table filled for all its tokens."""
+        self.kv.adopt(sequence.table, cached)
+        sequence.num_computed_tokens = len(cached) * self.kv.block_size
+        has_room = self.kv.reserve(sequence.table, sequence.num_computed_tokens, sequence.num_tokens)
+        assert has_room
+        self.num_reused_blocks += len(cached)
+        if sequence.request.num_cached_tokens is None:
+            sequence.request.num_cached_tokens = sequence.num_computed_tokens
+            self.num_prompt_tokens += len(sequence.request.prompt_ids)
+            self.num_cached_tokens += sequence.num_computed_tokens
+        self.waiting.remove(sequence)
+        self.running.append(sequence)

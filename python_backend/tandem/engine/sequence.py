@@ -53,7 +53,7 @@ class Sequence:
         self.token_ids[:num_prompt_tokens] = request.prompt_ids
         self.num_tokens = num_prompt_tokens
         self.num_computed_tokens = 0
-        self.table = BlockTable(max_blocks)
+        self.table = BlockTable(max_blocks, request.cache, num_prompt_tokens)
         self.output_ids: list[int] = []
         self.cum_log_prob = 0.0
         self.is_finished = False
@@ -84,8 +84,10 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "cache",
         "end_id",
         "max_tokens",
+        "num_cached_tokens",
         "num_unfinished",
         "params",
         "prompt_ids",
@@ -98,6 +100,8 @@ class Request:
         """``params`` are those of ``request`` after checking: max_tokens clamped to the context, end_id -1 turned into None."""
         self.request_id: RequestId = request.request_id
         self.prompt_ids = request.prompt_ids
+        self.cache = request.cache
+        self.num_cached_tokens: int | None = None  # set at the first admission; what is reused after a preemption is its own work
         self.params = params
         self.max_tokens = params.max_tokens
         self.end_id = params.end_id
