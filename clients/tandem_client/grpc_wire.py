@@ -38,6 +38,7 @@ class ChunkReader:
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
         self._prompt_tokens = 0
+        self._cached_tokens = 0
         self._completion_tokens: dict[int, int] = {}
 
     def read(self, chunk: TextChunk) -> Iterator[Event]:
@@ -46,10 +47,11 @@ class ChunkReader:
         if chunk.finish_reason == "cancelled":
             raise ApiError("the request was stopped before its answer was complete", status=499, code="cancelled")
         self._prompt_tokens = chunk.num_input_tokens
+        self._cached_tokens = chunk.num_cached_tokens
         self._completion_tokens[chunk.sequence_index] = chunk.num_output_tokens
         log_probs = tuple(token_log_prob(entry) for entry in json.loads(chunk.log_probs_content or "[]"))
         yield Delta(chunk.sequence_index, chunk.text, chunk.finish_reason or None, chunk.path, log_probs)
 
     def usage(self) -> Usage:
         """Call after the last chunk."""
-        return Usage(self._prompt_tokens, sum(self._completion_tokens.values()))
+        return Usage(self._prompt_tokens, sum(self._completion_tokens.values()), self._cached_tokens)

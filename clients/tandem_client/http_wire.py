@@ -88,7 +88,9 @@ def read_line(line: str) -> Iterator[Event]:
             log_probs=tuple(_log_probs(choice["logprobs"])),
         )
     if event.get("usage"):
-        yield Usage(event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"])
+        usage = event["usage"]
+        details = usage.get("prompt_tokens_details") or {}
+        yield Usage(usage["prompt_tokens"], usage["completion_tokens"], details.get("cached_tokens", 0))
 
 
 def _log_probs(value: dict[str, Any] | None) -> Iterator[TokenLogProb]:

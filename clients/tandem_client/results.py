@@ -62,8 +62,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """``cached_tokens`` are the part of the prompt tokens that the server did not have to compute."""
+
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

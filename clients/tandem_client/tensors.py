@@ -37,6 +37,7 @@ def encode_request(request: TextRequest) -> list[InferInput]:
         api_path=request.api_path,
         source=request.source,
         stream=request.stream,
+        cache_salt=request.cache_salt,
     )
     inputs = []
     for spec in TANDEM.inputs:
@@ -72,6 +73,7 @@ def decode_response(response: Any) -> TextChunk | None:
             sequence_index=_int(raw["sequence_index"]),
             num_input_tokens=_int(raw["num_input_tokens"]),
             num_output_tokens=_int(raw["num_output_tokens"]),
+            num_cached_tokens=_int(raw["num_cached_tokens"]),
             log_probs_content=_text(raw["log_probs_content"]),
             path=_text(raw["served_path"]),
             engine=_text(raw["engine"]),

@@ -36,7 +36,8 @@ class Sampling:
 class TextRequest:
     """One request to ``tandem``: either ``prompts`` (raw text, one row each) or ``messages`` (a JSON array), never both.
 
-    ``path`` is auto, fast or slow. ``task``, ``api_path`` and ``source`` are what the routing rules may look at.
+    ``path`` is auto, fast or slow. ``task``, ``api_path`` and ``source`` are what the routing rules may look at. Computed
+    prompts are reused between requests of one ``cache_salt``.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class TextRequest:
     api_path: str | None = None
     source: str | None = None
     stream: bool = False
+    cache_salt: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ class TextChunk:
     sequence_index: int
     num_input_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int
     log_probs_content: str
     path: str
     engine: str

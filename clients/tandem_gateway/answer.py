@@ -54,6 +54,7 @@ class Answer:
         self._per_row = request.sampling.num_return_sequences or 1
         self.choices = [Choice(index) for index in range(request.num_sequences)]
         self._prompt_tokens = [0] * request.num_rows
+        self._cached_tokens = [0] * request.num_rows
         self.path = ""
         self.engine = ""
         self.decision = ""
@@ -77,6 +78,7 @@ class Answer:
         choice.num_tokens = chunk.num_output_tokens
         choice.finish_reason = chunk.finish_reason or None
         self._prompt_tokens[chunk.batch_index] = chunk.num_input_tokens
+        self._cached_tokens[chunk.batch_index] = chunk.num_cached_tokens
         self.path, self.engine, self.decision = chunk.path, chunk.engine, chunk.decision
         return Piece(choice, is_first, chunk.text, log_probs, offset, choice.finish_reason, chunk.path)
 
@@ -90,14 +92,23 @@ class Answer:
         return sum(self._prompt_tokens)
 
     @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached_tokens)
+
+    @property
     def completion_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self.choices)
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Each prompt once, all answers."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
 
     def _choice_of(self, chunk: TextChunk) -> Choice:
         if not (0 <= chunk.batch_index < self._num_rows and 0 <= chunk.sequence_index < self._per_row):

@@ -35,7 +35,7 @@ from tandem_gateway.translate import Asked
 
 _log = logging.getLogger(__name__)
 
-Reader = Callable[[dict[str, Any], Mapping[str, str], GatewaySettings, str], Asked]
+Reader = Callable[[dict[str, Any], Mapping[str, str], GatewaySettings, RequestRecord], Asked]
 
 _DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
@@ -103,7 +103,7 @@ class AnsweringResponse(Response):
             scope["headers"], receive, max_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s
         )
         record.completion_id = self._renderer.id_prefix + uuid.uuid4().hex
-        asked = self._reader(parse_object(body), headers, self._settings, record.completion_id)
+        asked = self._reader(parse_object(body), headers, self._settings, record)
         record.asked_model = asked.model
         record.is_stream = asked.is_stream
         return asked
@@ -136,6 +136,7 @@ class AnsweringResponse(Response):
         finally:
             record.path, record.engine = answer.path, answer.engine
             record.prompt_tokens, record.completion_tokens = answer.prompt_tokens, answer.completion_tokens
+            record.cached_tokens = answer.cached_tokens
         if not asked.is_stream:
             await sender.json(200, self._renderer.body(envelope, answer), _path_headers(answer))
             return

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.errors import EngineFailure, TandemError
 from tandem_gateway.errors import NotAuthenticated, error_body, error_headers
-from tandem_gateway.keys import is_known_key
+from tandem_gateway.keys import is_known_key, tenant_of
 from tandem_gateway.metrics import GatewayMetrics
 from tandem_gateway.record import RequestRecord
 
@@ -51,7 +51,7 @@ class Edge:
 
         try:
             if scope["path"].startswith(_GUARDED_PREFIX):
-                self._check_key(headers.get("authorization"))
+                record.tenant = tenant_of(self._check_key(headers.get("authorization")))
             await self._app(scope, receive, send_with_headers)
         except TandemError as error:
             record.error = error
@@ -64,13 +64,15 @@ class Edge:
         finally:
             self._finish(record, scope)
 
-    def _check_key(self, authorization: str | None) -> None:
+    def _check_key(self, authorization: str | None) -> str | None:
+        """The authenticated key; None where no keys are set, whatever the caller sent. Raises: NotAuthenticated."""
         if not self._api_keys:
-            return
+            return None
         scheme, _, key = (authorization or "").partition(" ")
         is_known = is_known_key(key.strip(), self._api_keys)
         if scheme.lower() != "bearer" or not is_known:
             raise NotAuthenticated
+        return key.strip()
 
     def _finish(self, record: RequestRecord, scope: Scope) -> None:
         route = scope.get("route")
@@ -112,6 +114,7 @@ def _log_line(record: RequestRecord) -> str:
         "path": record.path or None,
         "engine": record.engine or None,
         "prompt_tokens": record.prompt_tokens or None,
+        "cached_tokens": record.cached_tokens or None,
         "completion_tokens": record.completion_tokens or None,
         "ttft_ms": None if record.ttft_s is None else round(record.ttft_s * 1000, 1),
         "duration_ms": round(record.elapsed_s * 1000, 1),

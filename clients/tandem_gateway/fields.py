@@ -47,7 +47,6 @@ COMMON: dict[str, Neutral] = {
     "guided_regex": Neutral(_only(), _LATER),
     "guided_choice": Neutral(_only(), _LATER),
     "guided_grammar": Neutral(_only(), _LATER),
-    "cache_salt": Neutral(_only(), "leave it out: caches are not shared by salt in this version"),
     "priority": Neutral(_only(0), "leave it out or give 0: priorities are not offered by this version"),
     "prompt_cache_retention": Neutral(_only("in_memory"), "leave it out: cached prompts live in memory only"),
 }

@@ -22,6 +22,18 @@ def is_known_key(key: str, hashes: Iterable[str]) -> bool:
     return any(matches)
 
 
+def tenant_of(key: str | None) -> str:
+    """The name under which an authenticated key's prompts are cached: 128 bits that do not tell the key. None: no keys are set."""
+    return "anonymous" if key is None else hmac.new(key.encode(), b"tandem cache tenant", hashlib.sha256).hexdigest()[:32]
+
+
+def cache_salt(tenant: str, narrow: str | None) -> str:
+    """The salt of one request. What the caller gives divides its own tenant further and can reach no other."""
+    if narrow is None:
+        return tenant
+    return f"{tenant}/{hmac.new(tenant.encode(), narrow.encode(), hashlib.sha256).hexdigest()[:32]}"
+
+
 def read_key_file(path: Path) -> tuple[str, ...]:
     """Hashes, one a line; empty lines and lines that begin with # are left out. Raises: SetupError."""
     try:

@@ -35,6 +35,9 @@ class GatewayMetrics:
             "gen_ai_client_token_usage", "Tokens of finished requests", [*_GEN_AI_LABELS, "gen_ai_token_type"], registry=registry
         )
         self._prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens", ["model_name"], registry=registry)
+        self._cached_tokens = Counter(
+            "tandem_gateway_cached_prompt_tokens", "Prompt tokens that were not computed again", ["model_name"], registry=registry
+        )
         self._generation_tokens = Counter("vllm:generation_tokens", "Generated tokens", ["model_name"], registry=registry)
         self._duration = _pair(
             registry, "gen_ai_server_request_duration_seconds", "vllm:e2e_request_latency_seconds", _DURATION_BUCKETS
@@ -61,6 +64,7 @@ class GatewayMetrics:
         self._tokens.labels(*labels, "input").inc(record.prompt_tokens)
         self._tokens.labels(*labels, "output").inc(record.completion_tokens)
         self._prompt_tokens.labels(answered).inc(record.prompt_tokens)
+        self._cached_tokens.labels(answered).inc(record.cached_tokens)
         self._generation_tokens.labels(answered).inc(record.completion_tokens)
         if record.outcome is Outcome.OK:
             self._observe_latency(record, labels, answered)

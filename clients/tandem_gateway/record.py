@@ -32,7 +32,9 @@ class RequestRecord:
     path: str = ""
     engine: str = ""
     first_content_s: float | None = None
+    tenant: str = ""  # whose cached prompts it may use; of tandem_gateway.keys
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     status: int = 0
     is_stream: bool = False

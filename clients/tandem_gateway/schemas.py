@@ -85,6 +85,7 @@ class Generation(_Strict):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=512)] | None = None
 
 
 class ChatBody(Generation):

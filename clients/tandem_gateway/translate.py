@@ -13,6 +13,8 @@ from tandem.errors import InvalidRequest, ModelNotFound
 from tandem_client.text import Sampling, TextRequest
 from tandem_gateway.field_names import CHAT_FIELDS, COMPLETION_FIELDS
 from tandem_gateway.fields import CHAT, COMPLETION, take_out_neutral
+from tandem_gateway.keys import cache_salt
+from tandem_gateway.record import RequestRecord
 from tandem_gateway.schemas import MAX_INT32, ChatBody, CompletionBody, Generation, Message, validate
 from tandem_gateway.settings import GatewaySettings
 
@@ -39,7 +41,7 @@ class Asked:
     field_names: Mapping[str, str]
 
 
-def read_chat(payload: dict[str, Any], headers: Mapping[str, str], settings: GatewaySettings, request_id: str) -> Asked:
+def read_chat(payload: dict[str, Any], headers: Mapping[str, str], settings: GatewaySettings, record: RequestRecord) -> Asked:
     """A body of ``/v1/chat/completions``. Raises: TandemError with the HTTP status of the refusal."""
     body = validate(ChatBody, take_out_neutral(payload, CHAT))
     if body.top_logprobs is not None and not body.logprobs:
@@ -56,10 +58,10 @@ def read_chat(payload: dict[str, Any], headers: Mapping[str, str], settings: Gat
         top_logprobs=body.top_logprobs or 0,
     )
     messages = orjson.dumps([_message(message) for message in body.messages]).decode()
-    return _asked(body, headers, CHAT_PATH, sampling, request_id, prompts=(), messages=messages)
+    return _asked(body, headers, CHAT_PATH, sampling, record, prompts=(), messages=messages)
 
 
-def read_completion(payload: dict[str, Any], headers: Mapping[str, str], settings: GatewaySettings, request_id: str) -> Asked:
+def read_completion(payload: dict[str, Any], headers: Mapping[str, str], settings: GatewaySettings, record: RequestRecord) -> Asked:
     """A body of ``/v1/completions``. Raises: TandemError with the HTTP status of the refusal."""
     body = validate(CompletionBody, take_out_neutral(_without_token_prompts(payload), COMPLETION))
     prompts = (body.prompt,) if isinstance(body.prompt, str) else tuple(body.prompt)
@@ -74,7 +76,7 @@ def read_completion(payload: dict[str, Any], headers: Mapping[str, str], setting
         logprobs=body.logprobs is not None,
         top_logprobs=body.logprobs or 0,
     )
-    return _asked(body, headers, COMPLETION_PATH, sampling, request_id, prompts=prompts, messages=None)
+    return _asked(body, headers, COMPLETION_PATH, sampling, record, prompts=prompts, messages=None)
 
 
 def _asked(
@@ -82,7 +84,7 @@ def _asked(
     headers: Mapping[str, str],
     api_path: str,
     sampling: Sampling,
-    request_id: str,
+    record: RequestRecord,
     *,
     prompts: tuple[str, ...],
     messages: str | None,
@@ -94,7 +96,7 @@ def _asked(
         raise InvalidRequest("stream_options", "an object", "set stream to true as well, or leave it out")
     metadata = body.metadata or {}
     text = TextRequest(
-        request_id=request_id,
+        request_id=record.completion_id,
         prompts=prompts,
         messages=messages,
         path=path,
@@ -102,6 +104,7 @@ def _asked(
         api_path=api_path,
         source=_hint("metadata.source", metadata.get("source")) or _hint("x-tandem-source", headers.get("x-tandem-source")),
         stream=bool(body.stream),
+        cache_salt=cache_salt(record.tenant, body.cache_salt),
         sampling=sampling,
     )
     include_usage = bool(body.stream_options and body.stream_options.include_usage)

@@ -23,7 +23,6 @@ _ONLY_VALUES: dict[str, tuple[str, ...]] = {
     "gpt_model_type": ("inflight_fused_batching", "inflight_batching"),
     "max_beam_width": ("1",),
     "batch_scheduler_policy": ("max_utilization",),  # sequences are preempted and recomputed when blocks run out
-    "enable_kv_cache_reuse": ("false",),
     "enable_chunked_context": ("true",),
     "normalize_log_probs": ("false",),  # log-probabilities are those of the full softmax
     "decoding_mode": ("auto", "top_k_top_p"),
@@ -53,7 +52,8 @@ class EngineModelConfig:
 
     ``engine_dir``: the folder of the built engine (parameter ``gpt_model_path``). ``max_tokens_in_paged_kv_cache``: tokens, rounded
     down to whole blocks. ``num_threads`` 0 in the file means: all CPUs this process may use. ``max_seq_len``: prompt and completion
-    together, in tokens. ``max_draft_len``: longest ``draft_input_ids``; 0 refuses drafts.
+    together, in tokens. ``max_draft_len``: longest ``draft_input_ids``; 0 refuses drafts. ``enable_kv_cache_reuse``: sequences
+    begin with the KV blocks of an equal prefix that an earlier one computed.
     """
 
     name: str
@@ -70,6 +70,7 @@ class EngineModelConfig:
     max_num_batched_tokens: int
     max_queue_size: int
     max_draft_len: int
+    enable_kv_cache_reuse: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class RouterModelConfig:
     """The router model. ``engine_dirs``: engine model -> its folder (for the tokenizer). ``rules_file`` None: the built-in rules.
 
     ``max_concurrent_requests`` bounds the threads; one row of a request takes one. ``max_queue_size`` rows may wait for a thread,
-    one more is refused as overloaded. ``max_seq_len`` is that of the engines.
+    one more is refused as overloaded. ``max_seq_len`` and ``tokens_per_block`` (of the KV cache) are those of the engines.
     """
 
     name: str
@@ -88,6 +89,7 @@ class RouterModelConfig:
     max_concurrent_requests: int
     max_queue_size: int
     cancellation_check_period_ms: int
+    tokens_per_block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def engine_config(name: str, version: str, parameters: Mapping[str, str], home: 
         max_num_batched_tokens=reader.number("max_num_batched_tokens", 1, default=256),
         max_queue_size=reader.number("max_queue_size", 0, default=128),
         max_draft_len=reader.number("max_draft_len", 0, high=0, default=0),
+        enable_kv_cache_reuse=reader.flag("enable_kv_cache_reuse", default=True),
     )
     reader.finish()
     return config
@@ -145,6 +148,7 @@ def router_config(name: str, parameters: Mapping[str, str], home: Path) -> Route
         max_concurrent_requests=reader.number("max_concurrent_requests", 1, default=64),
         max_queue_size=reader.number("max_queue_size", 0, default=128),
         cancellation_check_period_ms=reader.number("cancellation_check_period_ms", 1, default=100),
+        tokens_per_block=reader.number("tokens_per_block", 1, default=32),
     )
     reader.finish()
     return config

@@ -150,11 +150,16 @@ ENGINE_CONTRACT_OUTPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("num_output_tokens", DType.INT32, (1,)),
 )
 
+# Whose KV blocks may be reused: those of requests with an equal salt. Up to the first "/" it names the tenant, the rest narrows.
+CACHE_SALT_INPUT = TensorSpec("cache_salt", DType.STRING, (1,), optional=True)
+
 ENGINE_EXTENSION_INPUTS: tuple[TensorSpec, ...] = (
     # Capability "min_p": keep tokens whose probability is at least min_p times the highest one.
     TensorSpec("min_p", DType.FP32, (1,), optional=True, reshape=()),
     # Capability "top_logprobs": number of alternatives to report per generated token.
     TensorSpec("top_logprobs", DType.INT32, (1,), optional=True, reshape=()),
+    # Capability "cache_salt".
+    CACHE_SALT_INPUT,
 )
 
 ENGINE_EXTENSION_OUTPUTS: tuple[TensorSpec, ...] = (
@@ -232,6 +237,7 @@ ROUTER = ModelSpec(
         TensorSpec("input_lengths", DType.INT32, (1,)),
         TensorSpec("route_features", DType.STRING, (1,)),
         *SAMPLING_INPUTS,
+        CACHE_SALT_INPUT,
         STOP_INPUT,
     ),
     outputs=(
@@ -244,6 +250,8 @@ ROUTER = ModelSpec(
         TensorSpec("num_input_tokens", DType.INT32, (1,)),
         # Generated tokens of this sequence so far (the end token is not counted).
         TensorSpec("num_output_tokens", DType.INT32, (1,)),
+        # Tokens of the prompt that the engine did not compute, because an earlier request with the same beginning had.
+        TensorSpec("num_cached_tokens", DType.INT32, (1,)),
         # Of the tokens newly covered by this response; zero length unless return_log_probs. [n]
         TensorSpec("output_log_probs", DType.FP32, (-1,)),
         # JSON array of {token, bytes, logprob, top_logprobs} for the same tokens; "" unless return_log_probs.
@@ -258,7 +266,7 @@ ROUTER = ModelSpec(
 )
 
 TANDEM = ModelSpec(
-    inputs=(*PROMPT_INPUTS, *ROUTE_INPUTS, *SAMPLING_INPUTS, STOP_INPUT),
+    inputs=(*PROMPT_INPUTS, *ROUTE_INPUTS, *SAMPLING_INPUTS, CACHE_SALT_INPUT, STOP_INPUT),
     outputs=ROUTER.outputs,
 )
 

@@ -42,6 +42,7 @@ def config(**changes) -> EngineModelConfig:
         "max_num_batched_tokens": 16,
         "max_queue_size": 4,
         "max_draft_len": 0,
+        "enable_kv_cache_reuse": True,
     }
     return EngineModelConfig(**{**values, **changes})
 
@@ -94,6 +95,12 @@ def i32(*values):
 
 def f32(*values):
     return np.array(values, np.float32)
+
+
+def retention(starts=0, ends=-1, priorities=90, durations_ms=None):
+    """One rule for a range of the prompt; -1 is the end of the prompt."""
+    values = {"starts": starts, "ends": ends, "priorities": priorities, "durations_ms": durations_ms}
+    return {f"retention_token_range_{name}": i32(value).reshape(1, 1) for name, value in values.items() if value is not None}
 
 
 def ask(model, *requests: Request) -> list:
@@ -337,6 +344,12 @@ def test_client_when_gone_then_the_request_ends():
         ({"runtime_top_p_decay": f32(0.9)}, "UNSUPPORTED", "runtime_top_p_decay"),
         ({"guided_decoding_guide_type": np.array([[b"json"]], object)}, "UNSUPPORTED", "guided_decoding_guide_type"),
         ({"retention_token_range_starts": i32(0).reshape(1, 1)}, "INVALID_ARG", "retention_token_range_starts"),
+        (retention(starts=-1), "INVALID_ARG", "retention_token_range_starts"),
+        (retention(starts=4, ends=3), "INVALID_ARG", "retention_token_range_starts"),
+        (retention(priorities=101), "INVALID_ARG", "retention_token_range_priorities"),
+        (retention(durations_ms=-2), "INVALID_ARG", "retention_token_range_durations_ms"),
+        ({"retention_decode_priority": i32(-1)}, "INVALID_ARG", "retention_decode_priority"),
+        ({"retention_decode_duration_ms": i32(5)}, "INVALID_ARG", "retention_decode_duration_ms"),
     ],
 )
 def test_bad_input_when_sent_then_named_and_the_neighbour_is_unharmed(tensors, code, field):
@@ -354,9 +367,9 @@ def test_harmless_tensors_when_sent_then_ignored():
         "len_penalty": f32(0.5),
         "draft_input_ids": np.zeros((1, 0), np.int32),
         "embedding_bias": np.zeros((1, 0), np.float32),
-        "retention_token_range_starts": i32(0).reshape(1, 1),
-        "retention_token_range_ends": i32(-1).reshape(1, 1),
-        "retention_token_range_priorities": i32(90).reshape(1, 1),
+        **retention(durations_ms=1000),
+        "retention_decode_priority": i32(80),
+        "cache_salt": np.array([[b""]], object),
     }
     with engine_model() as model:
         (sent,) = ask(model, request(**harmless))
@@ -490,7 +503,7 @@ def test_model_py_when_loaded_with_its_config_then_serves(monkeypatch, tmp_path)
     ("parameters", "words"),
     [
         ({"kv_cache_dtype": "int8"}, ["slow", "kv_cache_dtype", "int8", "f16"]),
-        ({"enable_kv_cache_reuse": "true"}, ["enable_kv_cache_reuse", "true", "false"]),
+        ({"enable_kv_cache_reuse": "maybe"}, ["enable_kv_cache_reuse", "maybe", "false"]),
         ({"gpt_model_path": "engines/nothing"}, ["gpt_model_path", "engines/nothing", "build"]),
         ({"surprise": "1"}, ["surprise", "unknown"]),
     ],

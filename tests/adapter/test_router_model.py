@@ -78,10 +78,11 @@ def router_model(service=None, **changes):
         "max_concurrent_requests": 8,
         "max_queue_size": 8,
         "cancellation_check_period_ms": 5,
+        "tokens_per_block": 4,
     }
     if service is None:
         engines = tuple(EngineInfo(name, 96, TOKENIZER) for name in ("fast_int4", "fast_int8", "slow"))
-        service = RouterService(RouterConfig(engines, 8), POLICY, BlsEnginePort(VOCAB_SIZE))
+        service = RouterService(RouterConfig(engines, 8), POLICY, BlsEnginePort(VOCAB_SIZE, 4))
     model = RouterModel(RouterModelConfig(**{**values, **changes}), service)
     try:
         yield model
@@ -315,7 +316,7 @@ def test_port_when_streaming_with_log_probs_then_deltas_carry_their_own_and_the_
 
     with children():
         request = sampled_request(return_log_probs=True, top_logprobs=2)
-        deltas = list(BlsEnginePort(VOCAB_SIZE).generate("slow", request, streaming=True))
+        deltas = list(BlsEnginePort(VOCAB_SIZE, 4).generate("slow", request, streaming=True))
     assert [len(delta.log_probs) for delta in deltas] == [len(delta.token_ids) for delta in deltas]
     assert [len(delta.top) for delta in deltas] == [len(delta.token_ids) for delta in deltas]
     assert [delta.is_last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
@@ -331,14 +332,14 @@ def test_port_when_the_answer_breaks_the_contract_then_engine_failure():
         "slow": lambda call: iter([InferenceResponse([Tensor("output_ids", np.zeros((1, 1, 1), np.int32))])])
     }
     with pytest.raises(EngineFailure, match="contract"):
-        list(BlsEnginePort(VOCAB_SIZE).generate("slow", sampled_request(), streaming=True))
+        list(BlsEnginePort(VOCAB_SIZE, 4).generate("slow", sampled_request(), streaming=True))
 
 
 def test_stop_when_the_engine_cannot_be_reached_then_nothing_is_raised():
     from tandem.triton.bls import BlsEnginePort
 
     InferenceRequest.handlers = {"slow": lambda call: iter([InferenceResponse([], TritonError("gone"))])}
-    BlsEnginePort(VOCAB_SIZE).stop("slow", "any")
+    BlsEnginePort(VOCAB_SIZE, 4).stop("slow", "any")
 
 
 def test_flows_when_many_at_once_then_all_end_alike():

@@ -26,7 +26,9 @@ Script = Callable[[TextRequest], AsyncIterator[TextChunk]]
 CHAT = {"model": "tandem", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def chunk(text: str, finish: str = "", *, count: int = 1, index: int = 0, row: int = 0, content: str = "") -> TextChunk:
+def chunk(
+    text: str, finish: str = "", *, count: int = 1, index: int = 0, row: int = 0, content: str = "", cached: int = 0
+) -> TextChunk:
     return TextChunk(
         text=text,
         finish_reason=finish,
@@ -34,6 +36,7 @@ def chunk(text: str, finish: str = "", *, count: int = 1, index: int = 0, row: i
         sequence_index=index,
         num_input_tokens=7,
         num_output_tokens=count,
+        num_cached_tokens=cached,
         log_probs_content=content,
         path="fast",
         engine="fast_int4",

@@ -30,6 +30,16 @@ def _gateway(shared: RunningGateway, backend: FakeBackend) -> RunningGateway:
     return shared
 
 
+def usage_of(prompt: int, completion: int) -> dict[str, object]:
+    details = {"cached_tokens": 0}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": details,
+    }
+
+
 def test_chat_when_not_streamed_then_has_openai_form(gateway: RunningGateway) -> None:
     response = gateway.chat()
     body = response.json()
@@ -44,7 +54,7 @@ def test_chat_when_not_streamed_then_has_openai_form(gateway: RunningGateway) ->
             "finish_reason": "stop",
         }
     ]
-    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    assert body["usage"] == usage_of(7, 2)
     assert body["model"] == "tandem-fast"
     assert body["system_fingerprint"] is None
 
@@ -92,7 +102,7 @@ def test_n_when_three_then_every_choice_has_one_role_and_one_end(backend: FakeBa
         assert mine[-1]["finish_reason"] == "stop"
         text = "".join(choice["delta"].get("content", "") for choice in mine)
         assert text == plain["choices"][index]["message"]["content"]
-    assert got[-2]["usage"] == plain["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+    assert got[-2]["usage"] == plain["usage"] == usage_of(7, 6)
     assert backend.requests[0].sampling.num_return_sequences == 3
 
 

@@ -58,7 +58,7 @@ def test_flag_when_spelled_as_tensorrt_llm_allows_then_read(home, text, value):
         ("max_tokens_in_paged_kv_cache", "many", "whole number"),
         ("max_tokens_in_paged_kv_cache", "1e5", "whole number"),
         ("batch_scheduler_policy", "guaranteed_no_evict", "max_utilization"),
-        ("enable_kv_cache_reuse", "true", "false"),
+        ("enable_kv_cache_reuse", "maybe", "false"),
         ("enable_chunked_context", "false", "true"),
         ("normalize_log_probs", "true", "false"),
         ("max_beam_width", "4", "1"),

@@ -12,14 +12,14 @@ from tandem.protocol import ENGINE
 from tandem.triton.engine_request import EngineCall, ResponseOptions
 from tandem.triton.engine_response import RowContext, RowEncoder, check_outputs
 from tandem.triton.sender import SenderThread
-from tandem.types import FinishReason, RequestId, SamplingParams, SequenceDelta
+from tandem.types import CacheHints, FinishReason, RequestId, SamplingParams, SequenceDelta
 
 ALL_OUTPUTS = frozenset(spec.name for spec in ENGINE.outputs)
 
 
 def encoder(*, streaming: bool = True, **sampling) -> RowEncoder:
     options = ResponseOptions(streaming, None, False, False, False)
-    call = EngineCall((1, 2, 3), SamplingParams(**{"max_tokens": 8, **sampling}), options)
+    call = EngineCall((1, 2, 3), SamplingParams(**{"max_tokens": 8, **sampling}), options, CacheHints())
     return RowEncoder(call, RowContext(None, ALL_OUTPUTS, True, 4))
 
 

@@ -48,6 +48,7 @@ def response(text: str, finish: str = "", *, count: int = 1, index: int = 0, con
         "sequence_index": index,
         "num_input_tokens": 7,
         "num_output_tokens": count,
+        "num_cached_tokens": 0,
         "output_log_probs": [],
         "log_probs_content": content,
         "served_path": path,

@@ -81,6 +81,7 @@ class LLMEngine:
         if request.request_id in self._requests:
             raise InvalidRequest("request_id", request.request_id, "a request with this id is running; give each its own")
         request.arrival = self._counters.num_accepted
+        request.accepted_at_s = perf_counter()
         self._counters.num_accepted += 1
         self._requests[request.request_id] = request
         self._scheduler.add(request.sequences[0])
@@ -160,10 +161,12 @@ class LLMEngine:
             num_evictions=pool.num_evictions,
             num_preemptions=self._scheduler.num_preemptions,
             num_accepted=counters.num_accepted,
+            num_started=counters.num_started,
             num_completed=counters.num_completed,
             num_cancelled=counters.num_cancelled,
             num_failed=counters.num_failed,
             num_leaked_blocks=counters.num_leaked_blocks,
+            queue_time_s=counters.queue_time_s,
             kernel_time_s=counters.kernel_time_s,
             outside_time_s=counters.outside_time_s,
         )
@@ -182,6 +185,7 @@ class LLMEngine:
             assert not self._requests, "there is work but nothing could be scheduled"
             return []
         self._counters.num_steps += 1
+        self._note_started(batch)
         try:
             output, sampled = self._runner.run(batch)
         except Exception as error:
@@ -189,6 +193,15 @@ class LLMEngine:
             failed = dict.fromkeys(sequence.request.request_id for sequence in batch.sequences)
             return self.fail(failed, _as_failure(error))
         return self._take_output(batch, output, sampled)
+
+    def _note_started(self, batch: ScheduledBatch) -> None:
+        now_s = perf_counter()
+        for sequence in batch.sequences:
+            request = sequence.request
+            if not request.has_started:
+                request.has_started = True
+                self._counters.num_started += 1
+                self._counters.queue_time_s += now_s - request.accepted_at_s
 
     def _take_output(self, batch: ScheduledBatch, output: DecoderOutput, sampled: list[int]) -> list[SequenceDelta]:
         for sequence, num_tokens in zip(batch.sequences, batch.num_tokens, strict=True):

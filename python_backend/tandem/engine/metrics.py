@@ -32,12 +32,14 @@ class EngineStats:
     num_reused_blocks: int = 0
     num_evictions: int = 0
     num_preemptions: int = 0
-    num_accepted: int = 0  # requests, as are the next four
+    num_accepted: int = 0  # requests, as are the next five
+    num_started: int = 0  # admitted for the first time
     num_completed: int = 0
     num_cancelled: int = 0
     num_failed: int = 0
     num_refused: int = 0
     num_leaked_blocks: int = 0
+    queue_time_s: float = 0.0  # from acceptance to the first admission, of all started requests together
     kernel_time_s: float = 0.0
     outside_time_s: float = 0.0
 
@@ -65,9 +67,11 @@ class EngineCounters:
     num_context_tokens: int = 0
     num_generated_tokens: int = 0
     num_accepted: int = 0
+    num_started: int = 0
     num_completed: int = 0
     num_cancelled: int = 0
     num_failed: int = 0
     num_leaked_blocks: int = 0
+    queue_time_s: float = 0.0
     kernel_time_s: float = 0.0
     outside_time_s: float = 0.0

@@ -83,9 +83,11 @@ class Request:
     """One accepted or about to be accepted request. Built in the caller's thread, then owned by the engine thread."""
 
     __slots__ = (
+        "accepted_at_s",
         "arrival",
         "cache",
         "end_id",
+        "has_started",
         "max_tokens",
         "num_cached_tokens",
         "num_unfinished",
@@ -106,6 +108,8 @@ class Request:
         self.max_tokens = params.max_tokens
         self.end_id = params.end_id
         self.seed = fresh_seed() if params.seed is None else params.seed
+        self.accepted_at_s = 0.0
+        self.has_started = False  # admitted at least once
         self.arrival = 0  # counts accepted requests; set when the engine takes it
         self.num_unfinished = params.num_return_sequences
         self.sequences = [Sequence(self, 0, max_blocks, params.num_return_sequences)]

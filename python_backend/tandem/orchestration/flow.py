@@ -16,7 +16,7 @@ from tandem.orchestration.sequence_text import SequenceText
 from tandem.routing.decision import RouteDecision
 from tandem.routing.features import RouteFeatures
 from tandem.routing.policy import RoutingPolicy
-from tandem.types import EngineRequest, FinishReason, RequestId, SequenceDelta, TokenLogProbs
+from tandem.types import CacheHints, EngineRequest, FinishReason, RequestId, SequenceDelta, TokenLogProbs
 
 _NO_TOP = TokenLogProbs((), ())
 
@@ -72,7 +72,7 @@ class Flow:
         is_streaming = self.request.sampling.stream or bool(checked.stop_strings)
         deltas = self._port.generate(
             engine.name,
-            EngineRequest(RequestId(self.child_id), self.request.prompt_ids, checked.params),
+            EngineRequest(RequestId(self.child_id), self.request.prompt_ids, checked.params, CacheHints(self.request.cache_salt)),
             streaming=is_streaming,
         )
         try:
@@ -117,6 +117,7 @@ class _Answer:
         self._params = checked.params
         self._tokenizer = config.tokenizer
         self._emit = emit
+        self._num_cached_tokens = 0
         self._sequences = [
             SequenceText(index, self._tokenizer, checked.stop_strings) for index in range(checked.params.num_return_sequences)
         ]
@@ -129,6 +130,7 @@ class _Answer:
         """Emit what a delta makes showable. One for a sequence that has ended (stopped while its siblings run) is dropped."""
         if not 0 <= delta.sequence_index < len(self._sequences):
             raise EngineFailure(f"the engine answered for sequence {delta.sequence_index}, which was not asked for")
+        self._num_cached_tokens = delta.num_cached_tokens
         sequence = self._sequences[delta.sequence_index]
         if sequence.has_ended:
             return
@@ -184,6 +186,7 @@ class _Answer:
                 sequence_index=sequence.index,
                 num_input_tokens=len(self._request.prompt_ids),
                 num_output_tokens=sequence.num_tokens,
+                num_cached_tokens=self._num_cached_tokens,
                 output_log_probs=tuple(report.log_prob for report in piece.reports),
                 log_probs_content=content_json(piece.reports, self._tokenizer) if self._params.return_log_probs else "",
                 path=self._decision.path,

@@ -52,6 +52,7 @@ class RouterRequest:
     prompt_ids: tuple[int, ...]
     route_features: str  # JSON, written by tandem.orchestration.prepare
     sampling: TextSampling = field(default_factory=TextSampling)
+    cache_salt: str = ""  # see tandem.types.CacheHints
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class RouterChunk:
     sequence_index: int
     num_input_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int
     output_log_probs: tuple[float, ...]
     log_probs_content: str
     path: Path

@@ -15,17 +15,18 @@ import triton_python_backend_utils as pb_utils
 from tandem.errors import EngineFailure
 from tandem.triton.errors_table import from_child
 from tandem.triton.responses import read_outputs
-from tandem.triton.tensors import Array, int32, word_list
+from tandem.triton.tensors import Array, int32, texts, word_list
 from tandem.types import EngineRequest, SamplingParams, SequenceDelta, TokenLogProbs
 
 _log = logging.getLogger(__name__)
 
 
 class BlsEnginePort:
-    """Implements :class:`tandem.orchestration.port.EnginePort`. Thread-safe: it holds nothing but the size of the vocabulary."""
+    """Implements :class:`tandem.orchestration.port.EnginePort`. Thread-safe: it holds nothing but sizes."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, tokens_per_block: int) -> None:
         self._vocab_size = vocab_size
+        self._tokens_per_block = tokens_per_block
 
     def generate(self, engine: str, request: EngineRequest, *, streaming: bool) -> Iterator[SequenceDelta]:
         sampling = request.sampling
@@ -35,7 +36,7 @@ class BlsEnginePort:
             inputs=_as_tensors(encode_request(request, self._vocab_size, streaming=streaming)),
             requested_output_names=_output_names(sampling),
         )
-        decoder = DeltaDecoder(request, streaming=streaming)
+        decoder = DeltaDecoder(request, self._tokens_per_block, streaming=streaming)
         for response in call.exec(decoupled=True):
             if response.has_error():
                 raise from_child(engine, response.error())
@@ -66,8 +67,9 @@ class DeltaDecoder:
     none (end token, cancel) and always when not streaming.
     """
 
-    def __init__(self, request: EngineRequest, *, streaming: bool) -> None:
+    def __init__(self, request: EngineRequest, tokens_per_block: int, *, streaming: bool) -> None:
         self._request = request
+        self._tokens_per_block = tokens_per_block
         self._streaming = streaming
         self._num_tokens = [0] * request.sampling.num_return_sequences
         self._has_ended = [False] * request.sampling.num_return_sequences
@@ -90,6 +92,7 @@ class DeltaDecoder:
                 top=_top(tensors) if sampling.top_logprobs else (),
                 cum_log_prob=float(tensors["cum_log_probs"].item()) if sampling.return_log_probs else 0.0,
                 is_last=all(self._has_ended),
+                num_cached_tokens=int(tensors["kv_cache_reused_blocks"].item()) * self._tokens_per_block,
             )
         except (KeyError, IndexError, ValueError) as error:
             raise EngineFailure(f"the engine's answer does not keep to the tensor contract ({error}); check its version") from error
@@ -104,8 +107,11 @@ def encode_request(request: EngineRequest, vocab_size: int, *, streaming: bool) 
         "request_output_len": int32(sampling.max_tokens, 1, 1),
         "streaming": np.full((1, 1), streaming),
         "exclude_input_in_output": np.ones((1, 1), np.bool_),
+        "return_perf_metrics": np.ones((1, 1), np.bool_),
         **_choice_tensors(sampling),
     }
+    if request.cache.salt:
+        tensors["cache_salt"] = texts((request.cache.salt,))
     if sampling.end_id is not None:
         tensors["end_id"] = int32(sampling.end_id, 1, 1)
     if sampling.stop_words:
@@ -151,7 +157,7 @@ def _choice_tensors(sampling: SamplingParams) -> dict[str, Array]:
 
 
 def _output_names(sampling: SamplingParams) -> list[str]:
-    names = ["output_ids", "sequence_length"]
+    names = ["output_ids", "sequence_length", "kv_cache_reused_blocks"]
     if sampling.num_return_sequences > 1:
         names.append("sequence_index")
     if sampling.return_log_probs:

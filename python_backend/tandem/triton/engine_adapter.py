@@ -65,6 +65,7 @@ class EngineModel:
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_queue_size=config.max_queue_size,
                 max_seq_len=config.max_seq_len,
+                has_prefix_cache=config.enable_kv_cache_reuse,
             ),
         )
         self._engine = AsyncEngine(engine, name=f"tandem-{config.name}")
@@ -126,7 +127,9 @@ class EngineModel:
         engine_id = RequestId(f"{opened.request_id}#{next(self._serial)}")
         receiver = _Row(opened, RowEncoder(call, context))
         opened.engine_ids.append(engine_id)
-        self._engine.submit(EngineRequest(engine_id, call.prompt_ids, call.sampling), partial(self._sender.put, receiver))
+        self._engine.submit(
+            EngineRequest(engine_id, call.prompt_ids, call.sampling, call.cache), partial(self._sender.put, receiver)
+        )
 
     def _stop(self, request_id: str) -> None:
         if not request_id:

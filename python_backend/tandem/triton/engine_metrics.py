@@ -20,6 +20,7 @@ _FAMILIES: dict[str, tuple[str, str]] = {
     "nv_trt_llm_kv_cache_block_metrics": ("Blocks of the paged KV cache", "kv_cache_block_type"),
     "nv_trt_llm_inflight_batcher_metrics": ("What the in-flight batcher runs", "inflight_batcher_specific_metric"),
     "nv_trt_llm_general_metrics": ("Time of the sample and steps so far", "general_type"),
+    "tandem_engine_metrics": ("Prefix cache, preemptions and waiting times since the start", "engine_metric"),
 }
 
 
@@ -31,6 +32,7 @@ def values_of(stats: EngineStats, previous: EngineStats, timestamp_s: float) -> 
     num_active = stats.num_running + stats.num_waiting
     requests, blocks = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
     batcher, general = "nv_trt_llm_inflight_batcher_metrics", "nv_trt_llm_general_metrics"
+    own = "tandem_engine_metrics"
     return {
         (requests, "active"): num_active,
         (requests, "max"): stats.max_num_seqs,
@@ -40,13 +42,20 @@ def values_of(stats: EngineStats, previous: EngineStats, timestamp_s: float) -> 
         (blocks, "free"): stats.num_free_blocks,
         (blocks, "used"): stats.num_used_blocks,
         (blocks, "tokens_per"): stats.block_size,
-        (blocks, "reused"): 0,
+        (blocks, "reused"): stats.num_reused_blocks,
         (blocks, "fraction"): stats.kv_usage,
         (batcher, "total_context_tokens"): stats.num_context_tokens - previous.num_context_tokens,
         (batcher, "generation_requests"): stats.num_running,
         (batcher, "paused_requests"): stats.num_preemptions - previous.num_preemptions,
         (general, "timestamp"): timestamp_s,
         (general, "iteration_counter"): stats.num_steps,
+        (own, "prompt_tokens"): stats.num_prompt_tokens,
+        (own, "cached_tokens"): stats.num_cached_tokens,
+        (own, "cached_blocks"): stats.num_cached_blocks,
+        (own, "evictions"): stats.num_evictions,
+        (own, "preemptions"): stats.num_preemptions,
+        (own, "started_requests"): stats.num_started,
+        (own, "queue_time_s"): stats.queue_time_s,
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.errors import InvalidRequest, Unsupported
 from tandem.triton.tensors import RowReader, Tensors, count_rows
-from tandem.types import SamplingParams
+from tandem.types import CacheHints, Retention, RetentionRange, SamplingParams
 
 _N = TypeVar("_N", int, float)
 
@@ -42,8 +42,7 @@ _REFUSED_FLAGS = {
     "return_generation_logits": "ask for output_entropy or top_logprobs instead",
 }
 
-# A hint of how long KV blocks should be kept for later requests. This engine keeps none (enable_kv_cache_reuse is false), so after
-# the check that TensorRT-LLM makes too there is nothing left that the hint could change.
+# How long KV blocks are worth keeping for later requests; one value each per range of prompt tokens.
 _RETENTION = ("retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities")
 
 # Without effect by the contract itself: beam search parameters at beam width 1, pad_id (one row per sequence is never padded),
@@ -68,6 +67,7 @@ class EngineCall:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     options: ResponseOptions
+    cache: CacheHints
 
 
 def is_stop(inputs: Tensors) -> bool:
@@ -92,6 +92,7 @@ def _read_call(row: RowReader, vocab_size: int) -> EngineCall:
             return_num_input_tokens=bool(row.flag("return_num_input_tokens")),
             return_num_output_tokens=bool(row.flag("return_num_output_tokens")),
         ),
+        cache=_cache_hints(row),
     )
 
 
@@ -108,12 +109,41 @@ def _refuse_unsupported(row: RowReader) -> None:
     decay = row.number("runtime_top_p_decay")
     if decay not in (None, 1.0):
         raise Unsupported("runtime_top_p_decay", decay, "this engine does not change top_p while it decodes; leave it out")
+
+
+def _cache_hints(row: RowReader) -> CacheHints:
+    """Salt and retention; an end of -1 is the end of the prompt, a duration of -1 has no end."""
     lengths = [row.size(name) for name in _RETENTION]
     if len(set(lengths)) != 1:
         raise InvalidRequest(_RETENTION[0], f"{lengths} values", f"give {', '.join(_RETENTION)} the same number of values")
-    num_durations = row.size("retention_token_range_durations_ms")
-    if num_durations not in (0, lengths[0]):
-        raise InvalidRequest("retention_token_range_durations_ms", f"{num_durations} values", f"give {lengths[0]}, one per range")
+    starts, ends, priorities = (row.integers(name) for name in _RETENTION)
+    durations = row.integers("retention_token_range_durations_ms") or (-1,) * len(starts)
+    if len(durations) != len(starts):
+        raise InvalidRequest("retention_token_range_durations_ms", f"{len(durations)} values", f"give {len(starts)}, one per range")
+    ranges = []
+    for start, end, priority, duration_ms in zip(starts, ends, priorities, durations, strict=True):
+        if start < 0 or (end != -1 and end < start):
+            raise InvalidRequest(_RETENTION[0], f"{start} to {end}", "give a start of at least 0 and an end behind it, or -1")
+        retention = _retention(_RETENTION[2], priority, "retention_token_range_durations_ms", duration_ms)
+        ranges.append(RetentionRange(start, None if end == -1 else end, retention))
+    return CacheHints(row.text("cache_salt") or "", tuple(ranges), _decode_retention(row))
+
+
+def _decode_retention(row: RowReader) -> Retention | None:
+    priority, duration_ms = row.integer("retention_decode_priority"), row.integer("retention_decode_duration_ms")
+    if priority is not None:
+        return _retention("retention_decode_priority", priority, "retention_decode_duration_ms", _or(duration_ms, -1))
+    if duration_ms is not None:
+        raise InvalidRequest("retention_decode_duration_ms", duration_ms, "give retention_decode_priority as well")
+    return None
+
+
+def _retention(priority_name: str, priority: int, duration_name: str, duration_ms: int) -> Retention:
+    if not 0 <= priority <= 100:
+        raise InvalidRequest(priority_name, priority, "give a whole number from 0 to 100")
+    if duration_ms < -1:
+        raise InvalidRequest(duration_name, duration_ms, "give milliseconds, or -1 for no end")
+    return Retention(priority, None if duration_ms == -1 else duration_ms / 1e3)
 
 
 def _prompt_ids(row: RowReader) -> tuple[int, ...]:

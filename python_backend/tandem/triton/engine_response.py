@@ -153,17 +153,19 @@ class RowEncoder:
         num_slots = len(self._call.prompt_ids) + max(self._sequences[index].num_tokens - 1, 0)
         num_blocks = -(-num_slots // self._context.block_size)
         num_reused = self._num_cached_tokens // self._context.block_size
-        return {
-            "kv_cache_alloc_total_blocks": int32(num_blocks, 1, 1),
-            "kv_cache_alloc_new_blocks": int32(num_blocks - num_reused, 1, 1),
-            "kv_cache_reused_blocks": int32(num_reused, 1, 1),
-            "arrival_time_ns": np.full((1, 1), self._arrival_ns, np.int64),
-            "first_token_time_ns": np.full((1, 1), self._first_token_ns, np.int64),
-            "last_token_time_ns": np.full((1, 1), self._last_token_ns, np.int64),
-            "acceptance_rate": np.zeros((1, 1), np.float32),
-            "total_accepted_draft_tokens": int32(0, 1, 1),
-            "total_draft_tokens": int32(0, 1, 1),
+        values: dict[str, tuple[float, type[np.generic]]] = {
+            "kv_cache_alloc_total_blocks": (num_blocks, np.int32),
+            "kv_cache_alloc_new_blocks": (num_blocks - num_reused, np.int32),
+            "kv_cache_reused_blocks": (num_reused, np.int32),
+            "arrival_time_ns": (self._arrival_ns, np.int64),
+            "first_token_time_ns": (self._first_token_ns, np.int64),
+            "last_token_time_ns": (self._last_token_ns, np.int64),
+            "acceptance_rate": (0.0, np.float32),
+            "total_accepted_draft_tokens": (0, np.int32),
+            "total_draft_tokens": (0, np.int32),
         }
+        # The router asks for one of them with every token, so only what is wanted is made.
+        return {name: np.full((1, 1), value, dtype) for name, (value, dtype) in values.items() if self._wants(name)}
 
     def _wants(self, name: str) -> bool:
         return name in self._context.requested_outputs

@@ -156,4 +156,6 @@ def _service(config: RouterModelConfig) -> RouterService:
     tokenizers = load_tokenizers(config.engine_dirs)
     engines = tuple(EngineInfo(name, config.max_seq_len, tokenizers[name]) for name in config.engine_dirs)
     router = RouterConfig(engines=engines, default_max_tokens=config.default_max_tokens)
-    return RouterService(router, load_policy(config.rules_file), BlsEnginePort(router.tokenizer.vocab_size))
+    return RouterService(
+        router, load_policy(config.rules_file), BlsEnginePort(router.tokenizer.vocab_size, config.tokens_per_block)
+    )

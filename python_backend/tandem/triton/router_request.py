@@ -25,6 +25,7 @@ def _read_request(row: RowReader, request_id: str, index: int) -> RouterRequest:
         prompt_ids=ids[:length],
         route_features=row.text("route_features") or "{}",
         sampling=_read_sampling(row),
+        cache_salt=row.text("cache_salt") or "",
     )
 
 
@@ -62,6 +63,7 @@ def encode_chunk(chunk: RouterChunk) -> dict[str, Array]:
         "sequence_index": int32(chunk.sequence_index, 1, 1),
         "num_input_tokens": int32(chunk.num_input_tokens, 1, 1),
         "num_output_tokens": int32(chunk.num_output_tokens, 1, 1),
+        "num_cached_tokens": int32(chunk.num_cached_tokens, 1, 1),
         "output_log_probs": np.array([chunk.output_log_probs], np.float32).reshape(1, len(chunk.output_log_probs)),
         "log_probs_content": texts((chunk.log_probs_content,)),
         "served_path": texts((chunk.path.value,)),
