@@ -19,6 +19,7 @@ _MODULES = {
     "status": "tandem_cli.status",
     "engines": "tandem_cli.engines",
     "bench": "tandem_cli.bench",
+    "plan": "tandem_cli.plan",
 }
 _EXIT_FAILED, _EXIT_SETUP, _EXIT_INTERRUPTED = 1, 2, 130
 
