@@ -64,6 +64,9 @@ def load_decoder(
     properties = {
         "INFERENCE_PRECISION_HINT": "f32",  # else bf16 is taken silently where the CPU has it
         "KV_CACHE_PRECISION": kv_cache_dtype,
+        # For u8: keys scaled per token, as values are, so that what is stored of a token does not depend on its neighbours. The
+        # plugin's default scales per channel over the tokens of a block: results then depend on how a prompt was cut into chunks.
+        "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
         "INFERENCE_NUM_THREADS": num_threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
