@@ -21,7 +21,7 @@ SOURCE_ROOTS = {
 # Package -> what it may import of ours. Everything may import the base; siblings may not import each other.
 BASE = {"tandem", "tandem.protocol", "tandem.types", "tandem.errors"}
 CONFIG = BASE | {"tandem.config"}
-PARTS = {"tandem.text", "tandem.routing", "tandem.models"}
+PARTS = {"tandem.text", "tandem.routing", "tandem.models", "tandem.scheduling"}
 ALLOWED: dict[str, set[str]] = {
     "tandem": set(),
     "tandem.protocol": set(),
@@ -31,8 +31,9 @@ ALLOWED: dict[str, set[str]] = {
     "tandem.text": CONFIG,
     "tandem.routing": CONFIG,
     "tandem.models": CONFIG,
-    "tandem.engine": CONFIG | {"tandem.models"},
-    "tandem.orchestration": CONFIG | {"tandem.text", "tandem.routing"},
+    "tandem.scheduling": CONFIG,
+    "tandem.engine": CONFIG | {"tandem.models", "tandem.scheduling"},
+    "tandem.orchestration": CONFIG | {"tandem.text", "tandem.routing", "tandem.scheduling"},
     "tandem.triton": CONFIG | PARTS | {"tandem.engine", "tandem.orchestration"},
     "tandem.server": CONFIG,
     "build_engines": CONFIG | {"tandem.models"},

@@ -24,7 +24,7 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.engine.sampler import SampledTokens, Sampler
 from tandem.engine.scheduler import ScheduledBatch, Scheduler
 from tandem.engine.sequence import Request, Sequence
-from tandem.engine.waiting import FirstComeFirstServed, WaitingQueue
+from tandem.engine.waiting import WaitingQueue, make_waiting_queue
 from tandem.errors import EngineFailure, InvalidRequest, TandemError, to_wire
 from tandem.models.decoder import Decoder, DecoderOutput
 from tandem.types import EngineRequest, FinishReason, RequestId, SequenceDelta
@@ -41,9 +41,16 @@ class LLMEngine:
         self._rules = AdmissionRules(info, config)
         self._max_blocks_per_seq = -(-self._rules.max_seq_len // info.block_size)
         self._kv = KvCache(info.num_blocks, info.block_size, has_prefix_cache=config.has_prefix_cache)
+        self._waiting = (
+            waiting
+            if waiting is not None
+            else make_waiting_queue(
+                config.scheduling_policy, slo_ttft_ms=config.slo_ttft_ms, tokens_per_step=config.max_num_batched_tokens
+            )
+        )
         self._scheduler = Scheduler(
             self._kv,
-            FirstComeFirstServed() if waiting is None else waiting,
+            self._waiting,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
@@ -186,12 +193,16 @@ class LLMEngine:
             return []
         self._counters.num_steps += 1
         self._note_started(batch)
+        kernel_before = self._runner.kernel_time_s
         try:
             output, sampled = self._runner.run(batch)
         except Exception as error:
             _log.exception("the forward pass failed; the %d sequences of its batch end", len(batch.sequences))
             failed = dict.fromkeys(sequence.request.request_id for sequence in batch.sequences)
             return self.fail(failed, _as_failure(error))
+        num_decodes = batch.num_tokens.count(1)
+        step_ms = (self._runner.kernel_time_s - kernel_before) * 1e3
+        self._waiting.note_step(sum(batch.num_tokens) - num_decodes, num_decodes, step_ms)
         return self._take_output(batch, output, sampled)
 
     def _note_started(self, batch: ScheduledBatch) -> None:
@@ -274,7 +285,7 @@ class LLMEngine:
     def _finish(self, sequence: Sequence) -> None:
         """End one sequence in the regular way, and its request if it was the last."""
         request = sequence.request
-        self._scheduler.remove(sequence)
+        self._scheduler.remove(sequence, is_complete=True)
         sequence.is_finished = True
         request.num_unfinished -= 1
         if request.num_unfinished == 0:

@@ -5,10 +5,13 @@ budget of tokens per step. A sequence that is one token behind decodes; one that
 
     max_num_batched_tokens 8, running in order of admission
 
-    A  40 of 41 computed    1 token   decodes have their tokens set aside first
+    A  40 of 41 computed    1 token   decodes have their tokens set aside first, so a long prompt cannot stall them
     B  12 of 13 computed    1 token
     C   5 of 30 computed    6 tokens  a chunk of the prefill; C samples nothing in this step
     D   waits               0 tokens  admitted when budget, slots and blocks allow
+
+Which prompt gets the rest of the budget is the policy's to say (:mod:`tandem.engine.waiting`): were D to outrank C, it would be
+admitted now and C's prefill would pause.
 
 Blocks: an admitted sequence gets the blocks of all its tokens at once, those of the longest cached prefix by sharing: their tokens
 count as computed. When a running one needs a block and none is free, the
@@ -62,8 +65,10 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Plan one step. Modifies block tables, the running list and the waiting queue; not empty while there is work."""
         batch = ScheduledBatch([], [], [])
-        self._admit(batch, self._schedule_running(batch))
+        self._schedule_prefills(batch, self._schedule_decodes(batch))
         batch.copies.extend(self.kv.take_copies())
+        for sequence, num_tokens in zip(batch.sequences, batch.num_tokens, strict=True):
+            self.waiting.note_scheduled(sequence, num_tokens)
         return batch
 
     def fork(self, parent: Sequence, siblings: list[Sequence]) -> None:
@@ -74,32 +79,54 @@ class Scheduler:
             sibling.num_computed_tokens = parent.num_computed_tokens
         self.running[position:position] = siblings
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence, *, is_complete: bool = False) -> None:
         """Take out an ended sequence, running or waiting, and free its blocks."""
         if not self.waiting.remove(sequence):
             self.running.remove(sequence)
         self.kv.release(sequence.table)
+        self.waiting.note_ended(sequence, is_complete=is_complete)
 
-    def _schedule_running(self, batch: ScheduledBatch) -> int:
-        """Give running sequences their tokens; returns what is left of the budget."""
+    def _schedule_decodes(self, batch: ScheduledBatch) -> int:
+        """One token for each running sequence that is one behind; returns what is left of the budget."""
         running = self.running
-        num_decodes = sum(1 for sequence in running if sequence.num_tokens - sequence.num_computed_tokens == 1)
-        budget = self._max_num_batched_tokens - num_decodes
+        budget = self._max_num_batched_tokens
         position = 0
         while position < len(running):
             sequence = running[position]
             position += 1
-            num_tokens = sequence.num_tokens - sequence.num_computed_tokens
-            if num_tokens > 1:
-                num_tokens = min(num_tokens, budget)
-                budget -= num_tokens
-            if num_tokens == 0:
+            if sequence.num_tokens - sequence.num_computed_tokens != 1:
                 continue
-            if not self._make_room(sequence, sequence.num_computed_tokens + num_tokens):
+            if not self._make_room(sequence, sequence.num_tokens):
                 break
+            budget -= 1
+            batch.sequences.append(sequence)
+            batch.num_tokens.append(1)
+        return budget
+
+    def _schedule_prefills(self, batch: ScheduledBatch, budget: int) -> None:
+        """Spend the budget on chunks, by rank: of running sequences, and of waiting ones that are admitted for it.
+
+        A running one has the blocks of all its tokens, so nobody is preempted here. One that outranks it takes its place in the
+        budget, not its slot or blocks; when there is no room for that one, those that run go on.
+        """
+        waiting = self.waiting
+        prefills = [sequence for sequence in self.running if sequence.num_tokens - sequence.num_computed_tokens > 1]
+        prefills.sort(key=waiting.rank)
+        position = 0
+        while budget > 0:
+            behind = prefills[position] if position < len(prefills) else None
+            head = waiting.peek()
+            if head is not None and (behind is None or waiting.rank(head) < waiting.rank(behind)) and self._admit(head):
+                sequence = head
+            elif behind is not None:
+                sequence = behind
+                position += 1
+            else:
+                return
+            num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
+            budget -= num_tokens
             batch.sequences.append(sequence)
             batch.num_tokens.append(num_tokens)
-        return budget
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt from the end of the running list until there is room; False when that reached ``sequence`` itself.
@@ -116,22 +143,16 @@ class Scheduler:
                 return False
         return True
 
-    def _admit(self, batch: ScheduledBatch, budget: int) -> None:
-        seats_free = self._max_num_seqs - self.num_seats_taken
-        while budget > 0:
-            sequence = self.waiting.peek()
-            if sequence is None or sequence.num_seats > seats_free:
-                return
-            cached = self.kv.find_cached(sequence.table, sequence.token_ids, sequence.num_tokens)
-            # One more block for each running sequence is left free, else the next steps would preempt what is admitted here.
-            if not self.kv.has_room_for(sequence.num_tokens, cached, num_spare=len(self.running)):
-                return
-            self._begin(sequence, cached)
-            seats_free -= sequence.num_seats
-            num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
-            budget -= num_tokens
-            batch.sequences.append(sequence)
-            batch.num_tokens.append(num_tokens)
+    def _admit(self, sequence: Sequence) -> bool:
+        """Move a waiting sequence to the running list; False, with nothing changed, when slots or blocks are short."""
+        if sequence.num_seats > self._max_num_seqs - self.num_seats_taken:
+            return False
+        cached = self.kv.find_cached(sequence.table, sequence.token_ids, sequence.num_tokens)
+        # One more block for each running sequence is left free, else the next steps would preempt what is admitted here.
+        if not self.kv.has_room_for(sequence.num_tokens, cached, num_spare=len(self.running)):
+            return False
+        self._begin(sequence, cached)
+        return True
 
     def _begin(self, sequence: Sequence, cached: list[int]) -> None:
         """Move a waiting sequence to the running list, its table filled for all its tokens."""
