@@ -28,7 +28,7 @@ class Clock:
 
 
 def make_flow(request_id: str = "q1", row: int = 0) -> Flow:
-    return Flow(make_request(request_id=request_id, batch_index=row), make_config(), POLICY, ScriptedPort([]))
+    return Flow(make_request(request_id=request_id, batch_index=row), make_config(), POLICY, ScriptedPort([]), {})
 
 
 def test_stop_reaches_every_row_of_a_request_and_nothing_else() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tandem.errors import EngineFailure
+from tandem.orchestration.admission import AdmissionQueue, Place
 from tandem.orchestration.config import RouterConfig
 from tandem.orchestration.finish import inferred_finish
 from tandem.orchestration.log_probs import TokenReport, content_json, finite_log_prob
@@ -16,6 +17,7 @@ from tandem.orchestration.sequence_text import SequenceText
 from tandem.routing.decision import RouteDecision
 from tandem.routing.features import RouteFeatures
 from tandem.routing.policy import RoutingPolicy
+from tandem.scheduling.length import RequestKind
 from tandem.types import CacheHints, EngineRequest, FinishReason, RequestId, SequenceDelta, TokenLogProbs
 
 _NO_TOP = TokenLogProbs((), ())
@@ -24,7 +26,7 @@ _NO_TOP = TokenLogProbs((), ())
 class Flow:
     """The life of one :class:`RouterRequest`:
 
-    1. decide the path, check the sampling against the chosen engine;
+    1. decide the path, check the sampling against the chosen engine, wait for a place in front of it;
     2. call the engine under an id of its own, ``<request id>.<row>.<8 hex>``;
     3. per delta: tokens to text, stop strings, finish reason, one chunk;
     4. stop the engine when text has ended every sequence, or on cancel; drain it to its last delta.
@@ -32,7 +34,15 @@ class Flow:
     Every sequence gets exactly one chunk with a finish reason, unless ``run`` raises; chunks already emitted stay.
     """
 
-    def __init__(self, request: RouterRequest, config: RouterConfig, policy: RoutingPolicy, port: EnginePort) -> None:
+    def __init__(
+        self,
+        request: RouterRequest,
+        config: RouterConfig,
+        policy: RoutingPolicy,
+        port: EnginePort,
+        admission: Mapping[str, AdmissionQueue],
+    ) -> None:
+        """``admission``: the queue in front of each engine, by name."""
         self.request = request
         self.child_id = f"{request.request_id or 'request'}.{request.batch_index}.{secrets.token_hex(4)}"
         self.decision: RouteDecision | None = None
@@ -40,8 +50,10 @@ class Flow:
         self._config = config
         self._policy = policy
         self._port = port
-        self._lock = threading.Lock()  # guards the two below
+        self._admission = admission
+        self._lock = threading.Lock()  # guards the three below
         self._is_cancelled = False
+        self._place: Place | None = None
         self._called_engine: str | None = None
 
     @property
@@ -49,36 +61,61 @@ class Flow:
         return self._is_cancelled
 
     def cancel(self) -> None:
-        """End this flow with finish reason "cancelled" at the engine's next delta. Any thread, any time, any number of times."""
+        """End this flow with finish reason "cancelled": at once while it waits, at the engine's next delta when it runs.
+
+        Any thread, any time, any number of times.
+        """
         with self._lock:
             self._is_cancelled = True
-            engine = self._called_engine
+            engine, place = self._called_engine, self._place
+        if place is not None:
+            place.cancel()
         if engine is not None:
             self._port.stop(engine, self.child_id)
 
     def run(self, emit: Emit) -> None:
         """Answer the request. Call once.
 
-        Raises: InvalidRequest before anything is emitted; whatever the engine raises, as it is.
+        Raises: InvalidRequest and Overloaded before anything is emitted; whatever the engine raises, as it is.
         """
-        decision = self._policy.decide(RouteFeatures.from_json(self.request.route_features))
+        features = RouteFeatures.from_json(self.request.route_features)
+        decision = self._policy.decide(features)
         self.decision = decision
         engine = self._config.engine(decision.engine)
         checked = check_sampling(self.request.sampling, self.request.prompt_ids, engine, self._config.default_max_tokens)
         answer = _Answer(self.request, decision, checked, self._config, emit)
-        if not self._enter(engine.name):
-            answer.end_all(FinishReason.CANCELLED)
-            return
+        place = self._admission[engine.name].join(
+            RequestKind(features.task, checked.params.max_tokens), len(self.request.prompt_ids)
+        )
+        num_output_tokens: int | None = None
+        try:
+            if not (self._wait_for(place) and self._enter(engine.name)):
+                answer.end_all(FinishReason.CANCELLED)
+                return
+            self._call(engine.name, checked, answer)
+            num_output_tokens = None if self._is_cancelled else answer.num_output_tokens
+        finally:
+            place.leave(num_output_tokens)
+
+    def _wait_for(self, place: Place) -> bool:
+        """Wait in front of the engine; False when the flow was cancelled."""
+        with self._lock:
+            if self._is_cancelled:
+                return False
+            self._place = place
+        return place.wait()
+
+    def _call(self, engine: str, checked: CheckedSampling, answer: _Answer) -> None:
         is_streaming = self.request.sampling.stream or bool(checked.stop_strings)
         deltas = self._port.generate(
-            engine.name,
+            engine,
             EngineRequest(RequestId(self.child_id), self.request.prompt_ids, checked.params, CacheHints(self.request.cache_salt)),
             streaming=is_streaming,
         )
         try:
-            self._relay(deltas, answer, engine.name, is_streaming=is_streaming)
+            self._relay(deltas, answer, engine, is_streaming=is_streaming)
         except BaseException:
-            self._port.stop(engine.name, self.child_id)
+            self._port.stop(engine, self.child_id)
             raise
 
     def _enter(self, engine: str) -> bool:
@@ -125,6 +162,11 @@ class _Answer:
     @property
     def has_ended(self) -> bool:
         return all(sequence.has_ended for sequence in self._sequences)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of the longest sequence."""
+        return max(sequence.num_tokens for sequence in self._sequences)
 
     def take_delta(self, delta: SequenceDelta, *, is_streaming: bool, is_cancelled: bool) -> None:
         """Emit what a delta makes showable. One for a sequence that has ended (stopped while its siblings run) is dropped."""

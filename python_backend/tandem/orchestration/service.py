@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.orchestration.admission import AdmissionQueue
 from tandem.orchestration.config import RouterConfig
 from tandem.orchestration.flow import Flow
 from tandem.orchestration.port import Emit, EnginePort, RouterRequest
@@ -25,13 +26,14 @@ class RouterService:
         self._policy = policy
         self._port = port
         self._registry = FlowRegistry()
+        self._admission = {engine.name: AdmissionQueue(engine.name, config.admission) for engine in config.engines}
 
     def open(self, request: RouterRequest) -> Flow:
         """Register a request. ``run`` must follow, or the registration stays. Open all rows of a request before running one.
 
         Raises nothing a caller can cause.
         """
-        flow = Flow(request, self._config, self._policy, self._port)
+        flow = Flow(request, self._config, self._policy, self._port, self._admission)
         self._registry.add(flow)
         return flow
 
