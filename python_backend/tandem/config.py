@@ -12,11 +12,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn, get_args
 
 from tandem.errors import SetupError
 
 KV_CACHE_DTYPES = ("f32", "f16", "u8")
+
+SchedulingPolicy = Literal["fcfs", "slo"]
+"""How waiting requests are ordered, in an engine and in front of one; see tandem.scheduling."""
+SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 
 # Parameters of the tensorrt_llm model -> the values that describe what this engine does. Anything else is refused.
 _ONLY_VALUES: dict[str, tuple[str, ...]] = {
@@ -53,7 +57,7 @@ class EngineModelConfig:
     ``engine_dir``: the folder of the built engine (parameter ``gpt_model_path``). ``max_tokens_in_paged_kv_cache``: tokens, rounded
     down to whole blocks. ``num_threads`` 0 in the file means: all CPUs this process may use. ``max_seq_len``: prompt and completion
     together, in tokens. ``max_draft_len``: longest ``draft_input_ids``; 0 refuses drafts. ``enable_kv_cache_reuse``: sequences
-    begin with the KV blocks of an equal prefix that an earlier one computed.
+    begin with the KV blocks of an equal prefix that an earlier one computed. ``scheduling_policy`` and ``slo_ttft_ms`` are ours.
     """
 
     name: str
@@ -71,14 +75,18 @@ class EngineModelConfig:
     max_queue_size: int
     max_draft_len: int
     enable_kv_cache_reuse: bool
+    scheduling_policy: SchedulingPolicy
+    slo_ttft_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class RouterModelConfig:
     """The router model. ``engine_dirs``: engine model -> its folder (for the tokenizer). ``rules_file`` None: the built-in rules.
 
-    ``max_concurrent_requests`` bounds the threads; one row of a request takes one. ``max_queue_size`` rows may wait for a thread,
-    one more is refused as overloaded. ``max_seq_len`` and ``tokens_per_block`` (of the KV cache) are those of the engines.
+    ``max_in_flight`` bounds the requests that one engine is given at a time; ``max_waiting`` more may wait for it, in the order of
+    ``scheduling_policy``, and one more is refused as overloaded. ``max_concurrent_requests`` bounds the threads; one row of a
+    request takes one, also while it waits for its engine. ``max_queue_size`` rows may wait for a thread, one more is refused as
+    overloaded. ``max_seq_len`` and ``tokens_per_block`` (of the KV cache) are those of the engines.
     """
 
     name: str
@@ -90,6 +98,10 @@ class RouterModelConfig:
     max_queue_size: int
     cancellation_check_period_ms: int
     tokens_per_block: int
+    max_in_flight: int
+    max_waiting: int
+    scheduling_policy: SchedulingPolicy
+    slo_ttft_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +142,8 @@ def engine_config(name: str, version: str, parameters: Mapping[str, str], home: 
         max_queue_size=reader.number("max_queue_size", 0, default=128),
         max_draft_len=reader.number("max_draft_len", 0, high=0, default=0),
         enable_kv_cache_reuse=reader.flag("enable_kv_cache_reuse", default=True),
+        scheduling_policy=reader.policy("scheduling_policy"),
+        slo_ttft_ms=reader.number("slo_ttft_ms", 1, default=2000),
     )
     reader.finish()
     return config
@@ -148,6 +162,10 @@ def router_config(name: str, parameters: Mapping[str, str], home: Path) -> Route
         max_concurrent_requests=reader.number("max_concurrent_requests", 1, default=64),
         max_queue_size=reader.number("max_queue_size", 0, default=128),
         cancellation_check_period_ms=reader.number("cancellation_check_period_ms", 1, default=100),
+        max_in_flight=reader.number("max_in_flight", 1, default=16),
+        max_waiting=reader.number("max_waiting", 0, default=128),
+        scheduling_policy=reader.policy("scheduling_policy"),
+        slo_ttft_ms=reader.number("slo_ttft_ms", 1, default=2000),
         tokens_per_block=reader.number("tokens_per_block", 1, default=32),
     )
     reader.finish()
@@ -193,6 +211,10 @@ class _Reader:
         if value not in allowed:
             self._refuse(key, value, f"give one of {', '.join(allowed)}")
         return value
+
+    def policy(self, key: str) -> SchedulingPolicy:
+        text = self.choice(key, SCHEDULING_POLICIES, default="slo")
+        return next(policy for policy in SCHEDULING_POLICIES if policy == text)
 
     def number(self, key: str, low: int, *, high: int | None = None, default: int | None = None) -> int:
         text = self.text(key, default=None if default is None else str(default))

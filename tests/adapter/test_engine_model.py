@@ -42,6 +42,8 @@ def config(**changes) -> EngineModelConfig:
         "max_num_batched_tokens": 16,
         "max_queue_size": 4,
         "max_draft_len": 0,
+        "scheduling_policy": "slo",
+        "slo_ttft_ms": 2000,
         "enable_kv_cache_reuse": True,
     }
     return EngineModelConfig(**{**values, **changes})

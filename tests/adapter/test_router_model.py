@@ -78,6 +78,10 @@ def router_model(service=None, **changes):
         "max_concurrent_requests": 8,
         "max_queue_size": 8,
         "cancellation_check_period_ms": 5,
+        "max_in_flight": 16,
+        "max_waiting": 128,
+        "scheduling_policy": "slo",
+        "slo_ttft_ms": 2000,
         "tokens_per_block": 4,
     }
     if service is None:

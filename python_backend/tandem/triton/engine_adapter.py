@@ -65,6 +65,8 @@ class EngineModel:
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_queue_size=config.max_queue_size,
                 max_seq_len=config.max_seq_len,
+                scheduling_policy=config.scheduling_policy,
+                slo_ttft_ms=config.slo_ttft_ms,
                 has_prefix_cache=config.enable_kv_cache_reuse,
             ),
         )

@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from tandem.config import RouterModelConfig, router_config, tandem_home
 from tandem.errors import Overloaded, SetupError, TandemError
+from tandem.orchestration.admission import AdmissionConfig
 from tandem.orchestration.config import EngineInfo, RouterConfig, load_tokenizers
 from tandem.orchestration.flow import Flow
 from tandem.orchestration.port import RouterChunk
@@ -155,7 +156,16 @@ def _service(config: RouterModelConfig) -> RouterService:
     """Raises: SetupError."""
     tokenizers = load_tokenizers(config.engine_dirs)
     engines = tuple(EngineInfo(name, config.max_seq_len, tokenizers[name]) for name in config.engine_dirs)
-    router = RouterConfig(engines=engines, default_max_tokens=config.default_max_tokens)
+    router = RouterConfig(engines=engines, default_max_tokens=config.default_max_tokens, admission=_admission(config))
     return RouterService(
         router, load_policy(config.rules_file), BlsEnginePort(router.tokenizer.vocab_size, config.tokens_per_block)
+    )
+
+
+def _admission(config: RouterModelConfig) -> AdmissionConfig:
+    return AdmissionConfig(
+        max_in_flight=config.max_in_flight,
+        max_waiting=config.max_waiting,
+        policy=config.scheduling_policy,
+        slo_ttft_ms=config.slo_ttft_ms,
     )
