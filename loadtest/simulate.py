@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.engine.kv_cache import KvCache
-from tandem.engine.scheduler import Scheduler
+from tandem.engine.scheduler import ScheduledBatch, Scheduler
 from tandem.engine.sequence import Request
 from tandem.engine.waiting import FirstComeFirstServed, WaitingQueue
 from tandem.types import EngineRequest, RequestId, SamplingParams
@@ -141,9 +141,17 @@ class SimulatedEngine:
         self._served[request] = served
         self._scheduler.add(request.sequences[0])
 
+    @property
+    def scheduler(self) -> Scheduler:
+        """For measurements of its own; what it plans must be given to :meth:`take`."""
+        return self._scheduler
+
     def step(self) -> list[Served]:
         """One step; returns the requests that ended with it."""
-        batch = self._scheduler.schedule()
+        return self.take(self._scheduler.schedule())
+
+    def take(self, batch: ScheduledBatch) -> list[Served]:
+        """Let the planned step happen."""
         started_s = self._now_s
         num_decodes = sum(1 for num_tokens in batch.num_tokens if num_tokens == 1)
         num_prefill = sum(batch.num_tokens) - num_decodes
