@@ -1,7 +1,8 @@
 """``tandem bench kv``: what the data type of the KV cache costs and saves, on the engines of this machine.
 
 ``bytes_per_token`` is what a decoder really allocates, scales included; ``capacity_ratio`` how many times more tokens fit into the
-same memory with u8 than with f16. ``tpot_ratio`` is the time per decode step of 8 sequences, u8 over f16, taken in turns.
+same memory with u8 than with f16. ``tpot_ratio`` is the time per decode step of 8 sequences, u8 over f16: the median of the ratios
+of single steps, taken in turns.
 ``token_agreement`` is the share of positions of given texts at which u8 and f16 have the same best next token;
 ``perplexity_change`` the relative change of the perplexity of the same texts. Both read the text in chunks of 64 tokens.
 ``greedy_agreement`` is stricter: the share of greedily generated tokens up to the first one that differs.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +23,7 @@ import numpy as np
 from build_engines.ensure import ensure_engines
 from build_engines.progress import make_reporter
 from loadtest.bench import Progress
-from loadtest.bench.turns import median_ratio, take_turns
+from loadtest.bench.turns import median_ratio
 from tandem.config import tandem_home
 from tandem.engine import EngineConfig, LLMEngine
 from tandem.models.decoder import Decoder, DecoderBatch
@@ -55,13 +57,14 @@ def _measure(name: str, engine_dir: Path, quick: bool, progress: Progress) -> di
     for dtype, decoder in decoders.items():
         scores[dtype] = _score(decoder, token_ids)
         progress(f"{name}, {dtype}: perplexity {scores[dtype][0]:.3f} of {len(token_ids)} tokens")
-    runs = {dtype: _Runs(decoders[dtype], token_ids) for dtype in ("f16", "u8")}
-    figures = take_turns(
-        {dtype: each.step_ms for dtype, each in runs.items()},
-        num_rounds=2 if quick else 5,
-        what=f"{name}, ms per step of {_BATCH}",
-        progress=progress,
-    )
+    runs = {dtype: _Run(decoders[dtype], token_ids) for dtype in ("f16", "u8")}
+    figures = {dtype: list[float]() for dtype in runs}
+    for round_number in range(2 if quick else 6):
+        times = _take_turns(runs)
+        progress(f"{name}, ms per step of {_BATCH}: " + ", ".join(f"{dtype} {median(each):.1f}" for dtype, each in times.items()))
+        if round_number > 0:  # the first one warms up
+            for dtype, each in times.items():
+                figures[dtype] += each
     perplexity = {dtype: score[0] for dtype, score in scores.items()}
     return {
         "bytes_per_token": sizes,
@@ -78,39 +81,59 @@ def _measure(name: str, engine_dir: Path, quick: bool, progress: Progress) -> di
     }
 
 
-class _Runs:
-    """The same batch of requests again and again on one decoder, without prefix cache; keeps the tokens of the last run."""
+class _Run:
+    """The same batch of requests again and again on one decoder, without prefix cache; keeps the tokens of the last time."""
 
     def __init__(self, decoder: Decoder, token_ids: list[int]) -> None:
         config = EngineConfig(max_num_seqs=_BATCH, max_num_batched_tokens=256, has_prefix_cache=False)
         self._engine = LLMEngine(decoder, config)
-        self._token_ids = token_ids
-        self._num_runs = 0
-        self.tokens: list[list[int]] = []
+        step = len(token_ids) // _BATCH
+        begins = [min(number * step, len(token_ids) - _NUM_PROMPT_TOKENS) for number in range(_BATCH)]
+        self._prompts = [tuple(token_ids[begin : begin + _NUM_PROMPT_TOKENS]) for begin in begins]
+        self._answers: dict[str, list[int]] = {}
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return list(self._answers.values())
+
+    def start(self) -> None:
+        """Prefill all prompts, up to the first token of each."""
+        self._answers = {str(number): [] for number in range(_BATCH)}
+        for number, prompt in enumerate(self._prompts):
+            sampling = SamplingParams(max_tokens=_NUM_OUTPUT_TOKENS)
+            self._engine.add(self._engine.prepare(EngineRequest(RequestId(str(number)), prompt, sampling)))
+        while not all(self._answers.values()):
+            self.step_ms()
 
     def step_ms(self) -> float:
-        """Mean time of a step in which all sequences decode."""
-        self._num_runs += 1
-        step = len(self._token_ids) // _BATCH
-        tokens: dict[str, list[int]] = {}
-        for number in range(_BATCH):
-            begin = min(number * step, len(self._token_ids) - _NUM_PROMPT_TOKENS)
-            prompt = tuple(self._token_ids[begin : begin + _NUM_PROMPT_TOKENS])
-            request_id = RequestId(f"{self._num_runs}.{number}")
-            tokens[request_id] = []
-            request = EngineRequest(request_id, prompt, SamplingParams(max_tokens=_NUM_OUTPUT_TOKENS))
-            self._engine.add(self._engine.prepare(request))
-        times = []
+        started = time.perf_counter()
+        deltas = self._engine.step()
+        elapsed_s = time.perf_counter() - started
+        for delta in deltas:
+            self._answers[delta.request_id] += delta.token_ids
+        return elapsed_s * 1e3
+
+    @property
+    def is_whole(self) -> bool:
+        """All sequences still decode."""
+        return self._engine.stats().num_running == _BATCH
+
+    def finish(self) -> None:
         while self._engine.has_work:
-            started = time.perf_counter()
-            deltas = self._engine.step()
-            elapsed_s = time.perf_counter() - started
-            if len(deltas) == _BATCH and all(tokens[delta.request_id] for delta in deltas):
-                times.append(elapsed_s)
-            for delta in deltas:
-                tokens[delta.request_id] += delta.token_ids
-        self.tokens = list(tokens.values())
-        return sum(times) / len(times) * 1e3
+            self.step_ms()
+
+
+def _take_turns(runs: Mapping[str, _Run]) -> dict[str, list[float]]:
+    """Times of single decode steps, one engine after the other, so that a slow moment of the machine weighs on all alike."""
+    for run in runs.values():
+        run.start()
+    times = {name: list[float]() for name in runs}
+    while all(run.is_whole for run in runs.values()):
+        for name, run in runs.items():
+            times[name].append(run.step_ms())
+    for run in runs.values():
+        run.finish()
+    return times
 
 
 def _score(decoder: Decoder, token_ids: list[int]) -> tuple[float, np.ndarray[Any, Any]]:
