@@ -72,7 +72,7 @@ def test_chat_stream(sdk: openai.OpenAI, model: str) -> None:
     whole = sdk.chat.completions.create(**asked)
     parts = list(sdk.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == whole.choices[0].message.content
-    assert parts[-1].usage == whole.usage
+    assert counts(parts[-1].usage.model_dump()) == counts(whole.usage.model_dump())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -127,8 +127,13 @@ def test_client_when_over_http_and_grpc_then_same_answer(gateway: RunningGateway
 
     answers += asyncio.run(ask())
     chats = [answers[0], answers[1], *answers[4:]]
-    assert len({(answer.text, answer.finish_reason, answer.usage, answer.engine) for answer in chats}) == 1
+    assert len({(answer.text, answer.finish_reason, answer.usage.total_tokens, answer.engine) for answer in chats}) == 1
     assert answers[2].text == answers[3].text
+
+
+def counts(usage: dict[str, Any]) -> dict[str, Any]:
+    """Without the details: how much was cached depends on who asked before."""
+    return {name: value for name, value in usage.items() if not name.endswith("_details")}
 
 
 # --- cases ---------------------------------------------------------------------------------------------------------------
@@ -146,7 +151,7 @@ def test_bc01_characters_of_several_tokens_arrive_whole(gateway: RunningGateway,
         whole = gateway.chat(seed=seed, **asked).json()
         got = events(gateway.chat(seed=seed, stream=True, stream_options={"include_usage": True}, **asked).text)
         assert joined(got) == whole["choices"][0]["message"]["content"]
-        assert got[-2]["usage"] == whole["usage"]
+        assert counts(got[-2]["usage"]) == counts(whole["usage"])
         deltas = [event["choices"][0]["delta"].get("content", "") for event in got[:-2]]
         assert any(not delta.isascii() for delta in deltas)
         assert all(delta.encode().decode() == delta for delta in deltas)
@@ -163,7 +168,7 @@ def test_bc02_stop_string_across_tokens(gateway: RunningGateway, alive: None) ->
     got = events(gateway.chat(max_tokens=40, stop=[stop], stream=True, stream_options={"include_usage": True}, **asked).text)
     assert answer["choices"][0]["message"]["content"] == joined(got) == text[: text.index(stop)]
     assert answer["choices"][0]["finish_reason"] == got[-3]["choices"][0]["finish_reason"] == "stop"
-    assert answer["usage"] == got[-2]["usage"]
+    assert counts(answer["usage"]) == counts(got[-2]["usage"])
 
 
 @pytest.mark.parametrize("stop", ["", [""], [7]])
@@ -265,7 +270,7 @@ def test_bc09_several_choices_in_one_stream(gateway: RunningGateway, alive: None
     whole = gateway.chat(**asked).json()
     got = events(gateway.chat(stream=True, stream_options={"include_usage": True}, **asked).text)
     assert got[-1] == "[DONE]"
-    assert (got[-2]["choices"], got[-2]["usage"]) == ([], whole["usage"])
+    assert (got[-2]["choices"], counts(got[-2]["usage"])) == ([], counts(whole["usage"]))
     for index in range(3):
         mine = [event["choices"][0] for event in got[:-2] if event["choices"][0]["index"] == index]
         assert mine[0]["delta"]["role"] == "assistant"
