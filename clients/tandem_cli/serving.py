@@ -43,6 +43,7 @@ class ServeOptions:
     triton_grpc_port: int
     triton_metrics_port: int
     threads: int
+    profile: str | Path
     api_key_file: Path | None
     drain_grace_s: float
 
@@ -61,7 +62,7 @@ def run_server(options: ServeOptions) -> int:
         engines = ensure_engines(options.home, options.fast_model, options.slow_model, reporter)
         manifests = {name: read_manifest(folder) for name, folder in engines.items()}
         repository = options.home / "repositories" / str(options.triton_grpc_port)
-        write_repository(repository, manifests, options.threads)
+        write_repository(repository, options.profile, manifests, options.threads)
         triton = TritonServerConfig(
             model_repository=repository,
             home=options.home,
