@@ -120,6 +120,21 @@ def test_cancel_when_step_is_running_then_takes_effect_with_its_end():
         assert engine.stats().num_cancelled == 1
 
 
+def test_cancel_when_others_go_on_then_told_before_their_next_step():
+    decoder = GatedDecoder([0.0, 1.0])
+    stays, leaves = Collector(), Collector()
+    with running(decoder) as engine:
+        engine.submit(make_request([0], max_tokens=50), stays)
+        decoder.wait_until_entered()
+        request = make_request([0], max_tokens=5)
+        engine.submit(request, leaves)
+        assert engine.cancel(request.request_id)
+        decoder.permits.release()  # the running step may end, the next one stands at the gate
+        assert leaves.wait().finish_reason == FinishReason.CANCELLED
+        decoder.wait_until_entered()
+        assert (decoder.num_forwards, stays.answer.num_last) == (1, 0)
+
+
 def test_cancel_when_request_still_waits_for_its_first_step_then_it_never_runs():
     decoder = GatedDecoder([0.0, 1.0])
     first, second = Collector(), Collector()

@@ -151,25 +151,18 @@ class AsyncEngine:
             return commands
 
     def _iterate(self, commands: list[Request | _Cancel]) -> None:
-        deltas: list[SequenceDelta] = []
+        cancelled: list[SequenceDelta] = []
         for command in commands:
             if isinstance(command, Request):
                 self._engine.add(command)
             elif (last := self._engine.cancel(command.request_id)) is not None:
-                deltas.append(last)
-        deltas += self._step()
+                cancelled.append(last)
+        if cancelled:  # told at once: the step that follows may take long and is none of their business
+            self._hand_out(cancelled)
+        deltas = self._engine.step()
         started = perf_counter()
         self._hand_out(deltas)
         self._engine.add_outside_time(perf_counter() - started)
-
-    def _step(self) -> list[SequenceDelta]:
-        try:
-            return self._engine.step()
-        except (
-            Exception
-        ):  # a bug of ours outside the forward pass: nobody knows whose, so all requests end and the engine starts afresh
-            _log.exception("a step failed; all requests of this engine end")
-            return self._engine.fail_all(EngineFailure("the engine failed and started afresh; try again"))
 
     def _hand_out(self, deltas: Iterable[SequenceDelta]) -> None:
         """Publish the snapshot, then call the sinks, so that a caller who has its last delta sees its blocks as free."""
