@@ -159,10 +159,18 @@ class AsyncEngine:
                 cancelled.append(last)
         if cancelled:  # told at once: the step that follows may take long and is none of their business
             self._hand_out(cancelled)
-        deltas = self._engine.step()
+        deltas = self._step()
         started = perf_counter()
         self._hand_out(deltas)
         self._engine.add_outside_time(perf_counter() - started)
+
+    def _step(self) -> list[SequenceDelta]:
+        try:
+            return self._engine.step()
+        except Exception:
+            # A bug of ours outside the forward pass: nobody knows whose request it was, so all end and the engine starts afresh.
+            _log.exception("a step failed; all requests of this engine end")
+            return self._engine.fail_all(EngineFailure("the engine failed and started afresh; try again"))
 
     def _hand_out(self, deltas: Iterable[SequenceDelta]) -> None:
         """Publish the snapshot, then call the sinks, so that a caller who has its last delta sees its blocks as free."""
