@@ -148,11 +148,11 @@ class _Arrivals:
     def drain(self, timeout_s: float) -> None:
         """Read on without keeping anything, until the end or until the time is over."""
         end = time.monotonic() + timeout_s
-        while not self.have_ended:
-            try:
+        try:
+            while not self.have_ended:
                 self._note(*self._queue.get(timeout=max(0.0, end - time.monotonic())))
-            except queue.Empty:
-                return
+        except queue.Empty:
+            return
 
     def _note(self, result: Any, error: Any) -> None:
         self.have_ended = error is not None or _is_final(result.get_response())

@@ -48,7 +48,7 @@ class AsyncTriton:
         """
         arrived: asyncio.Queue[TextChunk | TandemError | None] = asyncio.Queue()
         reader = asyncio.create_task(self._read(request, arrived))
-        delays_s = STOP_DELAYS_S
+        delays_s: tuple[float, ...] = STOP_DELAYS_S
         try:
             while (item := await arrived.get()) is not None:
                 if isinstance(item, TandemError):
