@@ -142,7 +142,7 @@ def test_iterator_when_closed_early_then_stop_is_sent_under_the_same_id(triton: 
 def test_task_when_cancelled_before_the_first_answer_then_stop_is_sent(triton: FakeTriton) -> None:
     def mute(tensors: dict[str, Any], context: Any) -> Iterator[Any]:
         yield from ()
-        while context.is_active():
+        while not triton.stops:
             time.sleep(0.005)
 
     triton.answers = mute
