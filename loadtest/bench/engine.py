@@ -29,6 +29,8 @@ from tandem.types import EngineRequest, RequestId, SamplingParams
 
 _BATCHES = (1, 4, 16, 32)
 _PEER_BATCHES = (1, 16)
+_MAIN_ENGINE = "fast_int8"
+_OTHER_ENGINES = ("fast_int4", "slow")
 _KV_CACHE_DTYPE = "f16"
 _NUM_BLOCKS = 32 * (NUM_PROMPT_TOKENS + NUM_OUTPUT_TOKENS) // 32 + 64
 
@@ -67,19 +69,20 @@ class TandemEngine:
 
 
 def run(quick: bool, progress: Progress) -> dict[str, Any]:
-    """Measure; ``quick`` takes fewer rounds and is for trying out only."""
+    """Measure; ``quick`` takes one round and is for trying out only. The peers run beside the INT8 engine, whose figures stand on top."""
     num_rounds = 1 if quick else 5
-    num_threads = os.cpu_count() or 1
+    num_threads = len(os.sched_getaffinity(0))
     engine_dirs = ensure_engines(tandem_home(), None, None, make_reporter())
     engines: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as work:
-        for name in ("fast_int8", "fast_int4", "slow"):
-            ours = TandemEngine(engine_dirs[name], num_threads)
-            genai, llama = _peers(engine_dirs[name], Path(work) / name, num_threads)
-            engines[name] = _measure(name, ours, genai, llama, num_rounds, progress)
-            del ours, genai, llama
-    # The keys at the top are those of the INT8 engine, the one that most requests go to.
-    return {**engines["fast_int8"], "kv_cache_dtype": _KV_CACHE_DTYPE, "num_threads": num_threads, "engines": engines}
+        genai, llama = _peers(engine_dirs[_MAIN_ENGINE], Path(work), num_threads)
+        engines[_MAIN_ENGINE] = _measure(
+            _MAIN_ENGINE, TandemEngine(engine_dirs[_MAIN_ENGINE], num_threads), genai, llama, num_rounds, progress
+        )
+        del genai, llama
+    for name in _OTHER_ENGINES:
+        engines[name] = _measure(name, TandemEngine(engine_dirs[name], num_threads), None, None, num_rounds, progress)
+    return {**engines[_MAIN_ENGINE], "kv_cache_dtype": _KV_CACHE_DTYPE, "num_threads": num_threads, "engines": engines}
 
 
 Measure = Callable[[list[tuple[int, ...]]], float]
