@@ -127,11 +127,14 @@ async def _swallow_cancel(request: Awaitable[None]) -> None:
 
 @asynccontextmanager
 async def _neighbours(server: PrivateServer, count: int, probe: _Probe) -> AsyncGenerator[None]:
-    """Keep all seats of the engine taken for as long as the block runs; a neighbour that ends is followed by another."""
+    """Keep all seats of the engine taken for as long as the block runs; a neighbour that ends is followed by another.
+
+    They are not streamed: reading sixteen streams would delay the clock of this very process.
+    """
 
     async def keep_going() -> None:
         while True:
-            await _http_stream(server, _SHORT_PROMPT, asyncio.Event())
+            await _http_whole(server, _SHORT_PROMPT, asyncio.Event())
 
     tasks = [asyncio.create_task(_swallow_cancel(keep_going())) for _ in range(count)]
     if tasks:
