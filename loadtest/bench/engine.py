@@ -2,8 +2,8 @@
 
 Every candidate gets the same prompts (64 tokens) and makes 128 tokens of each, greedily and without an end token. ``decode_tok_s``
 counts generated tokens per second of the whole run, prefill included, for 1, 4, 16 and 32 requests at once; ``decode_step_ms`` is
-the median step once all are decoding. ``vs_*`` are medians of the ratios round by round (above 1: Tandem is faster). A peer that is not
-installed gives null; ``make bench`` installs both.
+the median step once all are decoding. ``vs_*`` are medians of the ratios round by round (above 1: Tandem is faster). A peer that is
+not installed gives null; ``make bench`` installs both.
 
 openvino-genai runs with the same precision: dynamic quantization of the activations off, as in our engines. What switching it on
 would bring (at the price that tokens depend on the batch) stands under ``with_dynamic_quantization``.
@@ -90,7 +90,7 @@ class TandemEngine:
 
 
 def run(quick: bool, progress: Progress) -> dict[str, Any]:
-    """Measure; ``quick`` takes one round and is for trying out only. The peers run beside the INT8 engine; its figures stand on top."""
+    """Measure; ``quick`` takes one round and is for trying out only. The peers run beside the INT8 engine, whose figures lead."""
     num_rounds = 1 if quick else 5
     num_threads = len(os.sched_getaffinity(0))
     engine_dirs = ensure_engines(tandem_home(), None, None, make_reporter())
