@@ -1,4 +1,4 @@
-"""The model repository of one start: the ``cpu`` profile with what the machine and the engines ask for."""
+"""The model repository of one start: a profile with what the machine and the engines ask for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from build_engines.render import load_profile, render_files
 from tandem.protocol import ENGINE_MODELS
 
 
-def write_repository(folder: Path, manifests: Mapping[str, Manifest], threads: int) -> None:
-    """Write the repository into ``folder``, which is emptied first.
+def write_repository(folder: Path, profile_name: str | Path, manifests: Mapping[str, Manifest], threads: int) -> None:
+    """Write the repository into ``folder``, which is emptied first. ``profile_name``: one of ours, or the path of a YAML file.
 
     ``max_seq_len`` of all models is that of the engine with the shortest context, and at most the profile's.
+    Raises: SetupError when the profile is not complete.
     """
-    profile = load_profile("cpu")
+    profile = load_profile(profile_name)
     limit = min(manifest.limits["max_seq_len"] for manifest in manifests.values())
     models = {name: _adapted(name, model, limit, threads) for name, model in profile.models.items()}
     shutil.rmtree(folder, ignore_errors=True)

@@ -19,6 +19,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--triton-grpc-port", type=int, default=8001, metavar="PORT", help="on loopback (default %(default)s)")
     parser.add_argument("--triton-metrics-port", type=int, default=8002, metavar="PORT", help="on loopback (default %(default)s)")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="per engine; 0: one per CPU (default %(default)s)")
+    parser.add_argument(
+        "--profile",
+        default="cpu",
+        metavar="NAME|FILE",
+        help="settings of all models: a profile of ours, or a YAML file like build_engines/profiles/cpu.yaml (default %(default)s)",
+    )
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="SHA-256 hashes of API keys, one a line")
     parser.add_argument(
         "--drain-grace-s",
@@ -51,6 +57,7 @@ def _run(args: argparse.Namespace) -> int:
             triton_grpc_port=args.triton_grpc_port,
             triton_metrics_port=args.triton_metrics_port,
             threads=args.threads,
+            profile=Path(args.profile) if args.profile.endswith((".yaml", ".yml")) else args.profile,
             api_key_file=args.api_key_file,
             drain_grace_s=args.drain_grace_s,
         )

@@ -43,6 +43,7 @@ class ServeOptions:
     triton_grpc_port: int
     triton_metrics_port: int
     threads: int
+    profile: str | Path
     api_key_file: Path | None
     drain_grace_s: float
 
@@ -61,7 +62,7 @@ def run_server(options: ServeOptions) -> int:
         engines = ensure_engines(options.home, options.fast_model, options.slow_model, reporter)
         manifests = {name: read_manifest(folder) for name, folder in engines.items()}
         repository = options.home / "repositories" / str(options.triton_grpc_port)
-        write_repository(repository, manifests, options.threads)
+        write_repository(repository, options.profile, manifests, options.threads)
         triton = TritonServerConfig(
             model_repository=repository,
             home=options.home,
@@ -89,15 +90,17 @@ async def _serve(settings: GatewaySettings, listener: socket.socket, triton: Tri
             loop.call_soon_threadsafe(stop.set)
 
     reporter.message(f"starting Triton and loading its models (log: {triton.log_file})")
-    # A daemon, because a start that is broken off by a signal may never return.
-    threading.Thread(target=start_triton, name="start-triton", daemon=True).start()
+    starter = threading.Thread(target=start_triton, name="start-triton")
+    starter.start()
     try:
         port = listener.getsockname()[1]
         await serve(app, listener, stop=stop, on_ready=lambda: _announce(settings.host, port))
+        reasons = tuple(failure)  # what ends a start from here on is our own stop
     finally:
         await asyncio.to_thread(supervisor.stop)
-    if failure:
-        raise failure[0]
+        await asyncio.to_thread(starter.join)
+    if reasons:
+        raise reasons[0]
 
 
 def _announce(host: str, port: int) -> None:

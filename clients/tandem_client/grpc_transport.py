@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from tandem.errors import Overloaded, TandemError
 from tandem.protocol import TANDEM_MODEL
-from tandem_client.errors import ApiError, ClientError, ConnectionFailed, api_error
+from tandem_client.errors import ApiError, ConnectionFailed, api_error
 from tandem_client.grpc_wire import ChunkReader, text_request
 from tandem_client.results import MODELS, Call, Event
 from tandem_client.tensors import decode_response, encode_request, encode_stop
@@ -64,24 +64,14 @@ class GrpcTransport:
     def stream(self, call: Call) -> Generator[Event, None, None]:
         request = text_request(call)
         reader = ChunkReader(request.request_id)
-        is_over = False
         try:
-            with self._responses(request) as responses:
-                for response in responses:
+            with self._exchange(request) as arrivals:
+                for response in arrivals.read():
                     chunk = decode_response(response)
                     if chunk is not None:
                         yield from reader.read(chunk)
-                    if _is_final(response):
-                        break
-            is_over = True
         except TandemError as error:
             raise api_error(error) from error
-        except ClientError:
-            is_over = True  # the server has ended it
-            raise
-        finally:
-            if not is_over:
-                self._stop(request.request_id)
         yield reader.usage()
 
     def models(self) -> tuple[str, ...]:
@@ -96,50 +86,81 @@ class GrpcTransport:
         """Nothing is kept between calls."""
 
     @contextmanager
-    def _responses(self, request: TextRequest) -> Generator[Generator[Any, None, None], None, None]:
-        arrived: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    def _exchange(self, request: TextRequest) -> Generator[_Arrivals, None, None]:
+        """A stream with one request on it. Leaving it early stops the request and waits for its end."""
+        arrivals = _Arrivals()
         with triton.InferenceServerClient(self._address) as client:
-            client.start_stream(lambda result, error: arrived.put((result, error)), headers=STREAM_HEADERS)
+            client.start_stream(arrivals.put, headers=STREAM_HEADERS)
             try:
                 client.async_stream_infer(
                     TANDEM_MODEL, encode_request(request), request_id=request.request_id, enable_empty_final_response=True
                 )
             except InferenceServerException:
-                # The stream broke before the request was on it; what broke it stands in the queue, for the reader.
+                # The stream broke before the request was on it; what broke it stands among the arrivals, for the reader.
                 _log.debug("request %s was not sent", request.request_id)
             try:
-                yield _read(arrived)
+                yield arrivals
             finally:
-                client.stop_stream(cancel_requests=True)
+                self._wind_down(request.request_id, arrivals)
+                client.stop_stream(cancel_requests=not arrivals.have_ended)
+
+    def _wind_down(self, request_id: str, arrivals: _Arrivals) -> None:
+        for delay_s in STOP_DELAYS_S:
+            arrivals.drain(delay_s)
+            if arrivals.have_ended:
+                return
+            self._stop(request_id)
+        arrivals.drain(STOP_TIMEOUT_S)
 
     def _stop(self, request_id: str) -> None:
-        for delay_s in STOP_DELAYS_S:
-            time.sleep(delay_s)
+        try:
+            with triton.InferenceServerClient(self._address) as client:
+                client.start_stream(_note_stop_error, stream_timeout=STOP_TIMEOUT_S, headers=STREAM_HEADERS)
+                client.async_stream_infer(TANDEM_MODEL, encode_stop(), request_id=request_id)
+                client.stop_stream()
+        except InferenceServerException:
+            # The server is gone, and the request with it.
+            _log.warning("the stop of request %s was not delivered", request_id)
+
+
+class _Arrivals:
+    """What comes on one stream, handed over by tritonclient's thread."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self.have_ended = False
+
+    def put(self, result: Any, error: Any) -> None:
+        self._queue.put((result, error))
+
+    def read(self) -> Generator[Any, None, None]:
+        """Responses up to the final one. Raises: ClientError."""
+        while not self.have_ended:
             try:
-                with triton.InferenceServerClient(self._address) as client:
-                    client.start_stream(_note_stop_error, stream_timeout=STOP_TIMEOUT_S, headers=STREAM_HEADERS)
-                    client.async_stream_infer(TANDEM_MODEL, encode_stop(), request_id=request_id)
-                    client.stop_stream()
-            except InferenceServerException:
-                # The server is gone, and the request with it.
-                _log.warning("the stop of request %s was not delivered", request_id)
-                return
+                result, error = self._queue.get(timeout=_SILENCE_S)
+            except queue.Empty:
+                raise ConnectionFailed(f"the server sent nothing for {_SILENCE_S:g} s") from None
+            self._note(result, error)
+            if error is not None:
+                raise _failed(error)
+            yield result.get_response()
+
+    def drain(self, timeout_s: float) -> None:
+        """Read on without keeping anything, until the end or until the time is over."""
+        end = time.monotonic() + timeout_s
+        try:
+            while not self.have_ended:
+                self._note(*self._queue.get(timeout=max(0.0, end - time.monotonic())))
+        except queue.Empty:
+            return
+
+    def _note(self, result: Any, error: Any) -> None:
+        self.have_ended = error is not None or _is_final(result.get_response())
 
 
 def _note_stop_error(result: Any, error: InferenceServerException | None) -> None:
     if error is not None:
         _log.warning("a stop was refused: %s", error.message())
-
-
-def _read(arrived: queue.Queue[tuple[Any, Any]]) -> Generator[Any, None, None]:
-    while True:
-        try:
-            result, error = arrived.get(timeout=_SILENCE_S)
-        except queue.Empty:
-            raise ConnectionFailed(f"the server sent nothing for {_SILENCE_S:g} s") from None
-        if error is not None:
-            raise _failed(error)
-        yield result.get_response()
 
 
 def _is_final(response: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
 from typing import Any
 
 import grpc
@@ -24,8 +24,10 @@ _log = logging.getLogger(__name__)
 # Asks Triton to give errors of a stream as gRPC status codes.
 STREAM_HEADERS = {"triton_grpc_error": "true"}
 # An ensemble does not pass a cancel on to a step that runs, so the router is told by the ``stop`` tensor. A stop that arrives while
-# its request is between two steps finds nothing to stop: it is sent again a little later. Unknown ids are no error.
-STOP_DELAYS_S = (0.0, 0.05, 0.25)
+# its request is between two steps finds nothing to stop: it is sent again until the request has ended. Unknown ids are no error.
+# Pauses before each stop. Only when all of them were without effect is the call cancelled: Triton 2.51 can lose the memory of an
+# ensemble request that is cancelled at the moment it completes.
+STOP_DELAYS_S = (0.0, 0.05, 0.25, 1.0)
 STOP_TIMEOUT_S = 5.0
 _READY_TIMEOUT_S = 2.0
 _MAX_LOGGED_CHARS = 500
@@ -44,26 +46,18 @@ class AsyncTriton:
 
         Raises: TandemError of the server's code; Overloaded when it cannot be reached, EngineFailure when it goes away later.
         """
-        call = self._client.stream_infer(_one(request.request_id, encode_request(request)), headers=STREAM_HEADERS)
-        has_answered = is_over = False
+        arrived: asyncio.Queue[TextChunk | TandemError | None] = asyncio.Queue()
+        reader = asyncio.create_task(self._read(request, arrived))
+        delays_s: tuple[float, ...] = STOP_DELAYS_S
         try:
-            async for result, error in call:
-                if error is not None:
-                    is_over = request.num_rows == 1  # the server has ended this row; others may run on
-                    raise read_error(error.message())
-                chunk = decode_response(result.get_response())
-                if chunk is not None:
-                    has_answered = True
-                    yield chunk
-            is_over = True
-        except grpc.RpcError as error:
-            # A lost connection says nothing about the request: it may still run.
-            is_over = request.num_rows == 1 and error.code() is not grpc.StatusCode.UNAVAILABLE
-            raise read_rpc_error(error, has_answered=has_answered) from error
+            while (item := await arrived.get()) is not None:
+                if isinstance(item, TandemError):
+                    delays_s = STOP_DELAYS_S[1:]  # the server is about to end it by itself
+                    raise item
+                yield item
         finally:
-            if not is_over:
-                call.cancel()
-                self._stop_later(request.request_id)
+            if not reader.done():
+                self._in_background(self._wind_down(request.request_id, reader, delays_s))
 
     async def ready_models(self, models: Iterable[str]) -> dict[str, bool]:
         """Readiness by model. Raises: Overloaded when the server does not answer."""
@@ -89,23 +83,55 @@ class AsyncTriton:
             self._opened = triton_aio.InferenceServerClient(self._address)
         return self._opened
 
-    def _stop_later(self, request_id: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._stop(request_id))
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
 
-    async def _stop(self, request_id: str) -> None:
-        for delay_s in STOP_DELAYS_S:
-            await asyncio.sleep(delay_s)
-            call = self._client.stream_infer(_one(request_id, encode_stop()), stream_timeout=STOP_TIMEOUT_S, headers=STREAM_HEADERS)
-            try:
-                async for _, error in call:
-                    if error is not None:
-                        _log.warning("the stop of request %s was refused: %s", request_id, error.message())
-            except grpc.RpcError as error:
-                # The server is gone, and the request with it; whoever watches the server deals with that.
-                _log.warning("the stop of request %s was not delivered: %s", request_id, error.code())
+    async def _read(self, request: TextRequest, arrived: asyncio.Queue[TextChunk | TandemError | None]) -> None:
+        """Everything the server says about one request, in order; None comes last. Cancelling this task cancels the call."""
+        has_answered = False
+        try:
+            call = self._client.stream_infer(_one(request.request_id, encode_request(request)), headers=STREAM_HEADERS)
+            async for result, error in call:
+                item = _read_response(result, error)
+                if item is not None:
+                    has_answered = True
+                    arrived.put_nowait(item)
+        except grpc.RpcError as error:
+            arrived.put_nowait(read_rpc_error(error, has_answered=has_answered))
+        finally:
+            arrived.put_nowait(None)
+
+    async def _wind_down(self, request_id: str, reader: asyncio.Task[None], delays_s: Iterable[float]) -> None:
+        """Stop the request until the server has ended it; at last, cancel the call."""
+        for delay_s in delays_s:
+            await asyncio.wait([reader], timeout=delay_s)
+            if reader.done():
                 return
+            await self._stop(request_id)
+        await asyncio.wait([reader], timeout=STOP_TIMEOUT_S)
+        if not reader.done():
+            _log.warning("request %s went on after it was stopped; its call is cancelled", request_id)
+            reader.cancel()
+
+    async def _stop(self, request_id: str) -> None:
+        call = self._client.stream_infer(_one(request_id, encode_stop()), stream_timeout=STOP_TIMEOUT_S, headers=STREAM_HEADERS)
+        try:
+            async for _, error in call:
+                if error is not None:
+                    _log.warning("the stop of request %s was refused: %s", request_id, error.message())
+        except grpc.RpcError as error:
+            # The server is gone, and the request with it; whoever watches the server deals with that.
+            _log.warning("the stop of request %s was not delivered: %s", request_id, error.code())
+
+
+def _read_response(result: Any, error: Any) -> TextChunk | TandemError | None:
+    """None for an empty final response. An answer that breaks the contract is an error like any other."""
+    try:
+        return read_error(error.message()) if error is not None else decode_response(result.get_response())
+    except EngineFailure as broken:
+        return broken
 
 
 async def _one(request_id: str, inputs: list[Any]) -> AsyncIterator[dict[str, Any]]:

@@ -56,8 +56,10 @@ class EngineModelConfig:
 
     ``engine_dir``: the folder of the built engine (parameter ``gpt_model_path``). ``max_tokens_in_paged_kv_cache``: tokens, rounded
     down to whole blocks. ``num_threads`` 0 in the file means: all CPUs this process may use. ``max_seq_len``: prompt and completion
-    together, in tokens. ``max_draft_len``: longest ``draft_input_ids``; 0 refuses drafts. ``enable_kv_cache_reuse``: sequences
-    begin with the KV blocks of an equal prefix that an earlier one computed. ``scheduling_policy`` and ``slo_ttft_ms`` are ours.
+    together, in tokens. ``max_draft_len``: longest ``draft_input_ids``; 0 refuses drafts. ``enable_kv_cache_reuse``: sequences begin
+    with the KV blocks of an equal prefix that an earlier one computed. ``scheduling_policy`` and ``slo_ttft_ms`` are ours, and so is
+    ``has_dynamic_quantization`` (parameter ``dynamic_quantization``): activations in 8 bits, faster in batches, but tokens then
+    depend on the batch.
     """
 
     name: str
@@ -65,6 +67,7 @@ class EngineModelConfig:
     engine_dir: Path
     max_tokens_in_paged_kv_cache: int
     kv_cache_dtype: str
+    has_dynamic_quantization: bool
     num_threads: int
     exclude_input_in_output: bool
     cancellation_check_period_ms: int
@@ -132,6 +135,7 @@ def engine_config(name: str, version: str, parameters: Mapping[str, str], home: 
         engine_dir=reader.folder("gpt_model_path", home),
         max_tokens_in_paged_kv_cache=reader.number("max_tokens_in_paged_kv_cache", 1),
         kv_cache_dtype=reader.choice("kv_cache_dtype", KV_CACHE_DTYPES, default="f16"),
+        has_dynamic_quantization=reader.flag("dynamic_quantization", default=False),
         num_threads=reader.number("num_threads", 0, default=0) or len(os.sched_getaffinity(0)),
         exclude_input_in_output=reader.flag("exclude_input_in_output", default=False),
         cancellation_check_period_ms=reader.number("cancellation_check_period_ms", 1, default=100),

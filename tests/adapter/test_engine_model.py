@@ -33,6 +33,7 @@ def config(**changes) -> EngineModelConfig:
         "engine_dir": Path("unused"),
         "max_tokens_in_paged_kv_cache": 256,
         "kv_cache_dtype": "f32",
+        "has_dynamic_quantization": False,
         "num_threads": 1,
         "exclude_input_in_output": True,
         "cancellation_check_period_ms": 5,

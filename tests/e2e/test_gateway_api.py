@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import statistics
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -310,15 +309,3 @@ def test_bc25_large_text_and_generate_stream(gateway: RunningGateway, triton: Ru
     assert "".join(pieces) == whole
     assert whole.startswith(" Paris")
     assert len(pieces) > 5
-
-
-def test_gateway_when_one_request_then_adds_little(gateway: RunningGateway, triton: RunningTriton) -> None:
-    """The gateway's own share of a request: well under a decode step of the engine."""
-    times: dict[str, list[float]] = {"http": [], "grpc": []}
-    sampling = Sampling(max_tokens=1, temperature=0.0)
-    with TandemClient.http(gateway.url) as http, TandemClient.grpc(triton.config.grpc_url) as grpc:
-        for _ in range(10):
-            for name, client in (("http", http), ("grpc", grpc)):
-                times[name].append(client.chat("Hi", model="tandem-fast", sampling=sampling).latency.e2e_s)
-    added_ms = (statistics.median(times["http"]) - statistics.median(times["grpc"])) * 1000
-    assert added_ms < 50, times

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -38,7 +37,6 @@ class Served:
     grpc_port: int
     output: list[str]
     seen: list[tuple[float, int, int]] = field(default_factory=list)  # time, status of /healthz, status of /readyz
-    first_answer_s: float = 0.0
 
     def chat(self, **fields: Any) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/chat/completions", json={**CHAT, **fields}, timeout=60)
@@ -93,9 +91,7 @@ def watch_start(served: Served) -> None:
         assert served.process.poll() is None, "".join(served.output)
         served.seen.append((time.monotonic(), status(f"{served.url}/healthz"), status(f"{served.url}/readyz")))
         time.sleep(0.05)
-    started = time.perf_counter()
     assert served.chat(max_tokens=8, **GREEDY).status_code == 200
-    served.first_answer_s = time.perf_counter() - started
 
 
 def test_bc24_ready_means_ready(served: Served) -> None:
@@ -103,13 +99,6 @@ def test_bc24_ready_means_ready(served: Served) -> None:
     ready = [when for when, _, is_ready in served.seen if is_ready == 200]
     assert live[0] < ready[0], "live comes before ready"
     assert {is_ready for _, health, is_ready in served.seen[:-1] if health == 200} == {503}
-    later = []
-    for _ in range(7):
-        started = time.perf_counter()
-        served.chat(max_tokens=8, **GREEDY)
-        later.append(time.perf_counter() - started)
-    # 50 ms of allowance: a shared machine, and answers of a few hundred ms.
-    assert served.first_answer_s <= 2 * statistics.median(later) + 0.05
 
 
 def test_start_when_ready_then_prints_the_url_and_a_curl_line(served: Served) -> None:

@@ -138,19 +138,18 @@ def test_engine_rows_when_ragged_then_each_equals_its_lone_run(triton: RunningTr
         assert by_row[row] == token_ids(ask(triton.config.grpc_url, ENGINE, engine_tensors(prompt, count, **no_end)))
 
 
-def test_stop_tensor_when_running_then_ends_within_100_ms(triton: RunningTriton):
+def test_stop_tensor_when_running_then_ends_early_with_an_empty_last_part(triton: RunningTriton):
     with Stream(triton.config.grpc_url, ENGINE, engine_tensors(max_tokens=2000, end_id=-1), "to-be-stopped") as stream:
         for _ in range(3):
             assert not stream.next().is_final
-        started = time.monotonic()
         reply = stop(triton.config.grpc_url, ENGINE, "to-be-stopped")
-        last = list(stream.replies())[-1]
-        elapsed = time.monotonic() - started
+        rest = list(stream.replies())
+    last = rest[-1]
+    assert len(rest) < 1000  # far from the 2000 tokens that were asked for; `tandem bench cancel` has the time it takes
     assert reply[-1].is_final
     assert reply[-1].error is None
     assert last.error is None
     assert last.outputs["output_ids"].shape == (1, 1, 0)
-    assert elapsed < 1.0  # the figure is for `tandem bench cancel`; here a loaded machine must not fail the test
     assert_idle(triton, ENGINE)
 
 

@@ -36,14 +36,14 @@ MANIFESTS = {name: manifest(name) for name in ("fast_int4", "fast_int8", "slow")
 
 
 def test_repository_when_written_then_has_a_version_folder_and_a_config_for_every_model(tmp_path: Path) -> None:
-    write_repository(tmp_path / "r", MANIFESTS, threads=0)
+    write_repository(tmp_path / "r", "cpu", MANIFESTS, threads=0)
     for name in load_profile("cpu").models:
         assert (tmp_path / "r" / name / "1").is_dir()
         assert (tmp_path / "r" / name / "config.pbtxt").is_file()
 
 
 def test_repository_when_engines_are_short_then_all_models_take_the_shortest_context(tmp_path: Path) -> None:
-    write_repository(tmp_path, {**MANIFESTS, "slow": manifest("slow", max_seq_len=2048)}, threads=3)
+    write_repository(tmp_path, "cpu", {**MANIFESTS, "slow": manifest("slow", max_seq_len=2048)}, threads=3)
     for name in ("preprocessing", "router", "fast_int4", "slow"):
         config = (tmp_path / name / "config.pbtxt").read_text(encoding="utf-8")
         assert value_of(config, "max_seq_len") == "2048"
@@ -58,7 +58,7 @@ def value_of(config: str, key: str) -> str:
 
 def test_repository_when_written_again_then_nothing_old_is_left(tmp_path: Path) -> None:
     (tmp_path / "old_model").mkdir()
-    write_repository(tmp_path, MANIFESTS, threads=0)
+    write_repository(tmp_path, "cpu", MANIFESTS, threads=0)
     assert not (tmp_path / "old_model").exists()
 
 
@@ -100,7 +100,7 @@ def test_serve_when_an_option_is_wrong_then_one_sentence_and_exit_code_two(
 
 def test_options_when_threads_are_negative_then_setup_error() -> None:
     with pytest.raises(SetupError, match="--threads"):
-        ServeOptions(Path(), None, None, "127.0.0.1", 0, 0, 0, 0, -1, None, 1.0)
+        ServeOptions(Path(), None, None, "127.0.0.1", 0, 0, 0, 0, -1, "cpu", None, 1.0)
 
 
 def test_engines_when_none_is_built_then_list_and_verify_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

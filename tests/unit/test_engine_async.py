@@ -120,6 +120,45 @@ def test_cancel_when_step_is_running_then_takes_effect_with_its_end():
         assert engine.stats().num_cancelled == 1
 
 
+def test_cancel_when_others_go_on_then_told_before_their_next_step():
+    decoder = GatedDecoder([0.0, 1.0])
+    stays, leaves = Collector(), Collector()
+    with running(decoder) as engine:
+        engine.submit(make_request([0], max_tokens=50), stays)
+        decoder.wait_until_entered()
+        request = make_request([0], max_tokens=5)
+        engine.submit(request, leaves)
+        assert engine.cancel(request.request_id)
+        decoder.permits.release()  # the running step may end, the next one stands at the gate
+        assert leaves.wait().finish_reason == FinishReason.CANCELLED
+        decoder.wait_until_entered()
+        assert (decoder.num_forwards, stays.answer.num_last) == (1, 0)
+
+
+def test_cancel_when_request_waits_then_over_at_once_and_never_runs():
+    decoder = GatedDecoder([0.0, 1.0])
+    runs, waits = Collector(), Collector()
+    with running(decoder, max_num_seqs=1) as engine:
+        engine.submit(make_request([0], max_tokens=3), runs)
+        decoder.wait_until_entered()
+        decoder.permits.release()  # one more boundary, so that the second request is in the engine's own queue
+        request = make_request([0], max_tokens=5)
+        engine.submit(request, waits)
+        decoder.wait_until_entered()
+        assert engine.cancel(request.request_id)
+        assert waits.answer.num_last == 1  # while the step of the other still stands at the gate
+        assert engine.stats().num_waiting == 0
+        assert not engine.cancel(request.request_id)
+        decoder.open()
+        assert runs.wait().token_ids[0] == [1, 1, 1]
+        assert (waits.answer.token_ids[0], waits.answer.finish_reason) == ([], FinishReason.CANCELLED)
+        assert engine.stats().num_cancelled == 1
+        assert_is_back_at_start(engine)
+        again = Collector()
+        engine.submit(request, again)
+        assert again.wait().token_ids[0] == [1] * 5
+
+
 def test_cancel_when_request_still_waits_for_its_first_step_then_it_never_runs():
     decoder = GatedDecoder([0.0, 1.0])
     first, second = Collector(), Collector()

@@ -19,6 +19,8 @@ import pytest
 
 from tandem.errors import EngineFailure
 from tandem_client.text import TextChunk, TextRequest
+from tandem_gateway.server import bind
+from tandem_gateway.settings import GatewaySettings
 from tests.unit.gateway_fakes import CHAT, FakeBackend, RunningGateway, chunk, events, fails, running_gateway, says, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,3 +227,9 @@ def test_client_when_slow_to_read_then_answer_is_still_whole() -> None:
             assert part
             body += part
     assert body.count(b'"word "') == 2000
+
+
+def test_listener_when_bound_then_names_tcp_so_that_events_are_not_held_back() -> None:
+    """asyncio sets TCP_NODELAY only on sockets that name their protocol."""
+    with bind(GatewaySettings(port=0)) as listener:
+        assert listener.proto == socket.IPPROTO_TCP

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -262,10 +261,8 @@ def test_backend_when_it_raises_something_unexpected_then_500_without_inner_text
 def test_stream_when_the_backend_fails_in_the_middle_then_one_error_event_and_a_clean_end(gateway: RunningGateway) -> None:
     failed = gateway.metric('tandem_gateway_requests_total{operation="chat",outcome="failed"}')
     gateway.backend.script = fails(EngineFailure("the engine failed; try again"), "one", " two", " three")
-    started = time.monotonic()
     response = gateway.chat(stream=True)
     got = events(response.text)
-    assert time.monotonic() - started < 1
     assert got[-1]["error"] == {
         "message": "the engine failed; try again",
         "type": "server_error",

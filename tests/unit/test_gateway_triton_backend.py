@@ -142,7 +142,7 @@ def test_iterator_when_closed_early_then_stop_is_sent_under_the_same_id(triton: 
 def test_task_when_cancelled_before_the_first_answer_then_stop_is_sent(triton: FakeTriton) -> None:
     def mute(tensors: dict[str, Any], context: Any) -> Iterator[Any]:
         yield from ()
-        while context.is_active():
+        while not triton.stops:
             time.sleep(0.005)
 
     triton.answers = mute
@@ -156,6 +156,32 @@ def test_task_when_cancelled_before_the_first_answer_then_stop_is_sent(triton: F
 
     use(triton.port, cancel)
     assert set(triton.stops) == {"r1"}
+
+
+def test_request_when_it_ends_by_itself_then_no_stop_is_sent(triton: FakeTriton) -> None:
+    async def read_some(backend: TritonBackend) -> None:
+        async with aclosing(backend.generate(REQUEST)) as chunks:
+            await anext(chunks)
+            await asyncio.sleep(0.2)
+
+    use(triton.port, read_some)
+    assert triton.stops == []
+
+
+def test_stop_when_it_comes_too_early_then_is_sent_again(triton: FakeTriton) -> None:
+    def deaf(tensors: dict[str, Any], context: Any) -> Iterator[Any]:
+        yield response("one")
+        while len(triton.stops) < 3:
+            time.sleep(0.005)
+
+    triton.answers = deaf
+
+    async def close_early(backend: TritonBackend) -> None:
+        async with aclosing(backend.generate(REQUEST)) as chunks:
+            await anext(chunks)
+
+    use(triton.port, close_early)
+    assert triton.stops == ["r1"] * 3
 
 
 def test_health_when_some_models_are_not_ready_then_names_them(triton: FakeTriton) -> None:

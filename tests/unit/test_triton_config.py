@@ -64,6 +64,7 @@ def test_flag_when_spelled_as_tensorrt_llm_allows_then_read(home, text, value):
         ("max_beam_width", "4", "1"),
         ("decoding_mode", "medusa", "auto"),
         ("kv_cache_dtype", "fp8", "u8"),
+        ("dynamic_quantization", "sometimes", "true"),
         ("exclude_input_in_output", "maybe", "true or false"),
         ("max_draft_len", "5", "at most 0"),
         ("num_threads", "-1", "at least 0"),

@@ -96,7 +96,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             stopped = self._stop_events.setdefault(request.id, threading.Event())
             for answer in self.answers(tensors, context):
                 if stopped.is_set():
-                    return
+                    break
                 yield answer
             if request.parameters["triton_enable_empty_final_response"].bool_param:
                 final = service_pb2.ModelInferResponse(id=request.id)

@@ -33,6 +33,7 @@ class OpenVinoGenAi:
             "INFERENCE_PRECISION_HINT": "f32",
             "KV_CACHE_PRECISION": kv_cache_dtype,
             "INFERENCE_NUM_THREADS": num_threads,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # as in our engines: the same precision on both sides
         }
         self._pipeline = genai.ContinuousBatchingPipeline(str(work_dir), scheduler, "CPU", properties)
         self._next_id = 0

@@ -46,6 +46,14 @@ class _Refusal:
         return self.kind(self.message)
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A request whose last delta is still owed."""
+
+    request: Request
+    sink: Sink
+
+
 class AsyncEngine:
     """Thread-safe face of an engine. Starts its thread when built; ``shutdown`` ends it."""
 
@@ -55,7 +63,8 @@ class AsyncEngine:
         self._changed = threading.Condition(self._lock)
         # All of these are guarded by the lock.
         self._commands: list[Request | _Cancel] = []
-        self._sinks: dict[RequestId, Sink] = {}
+        self._open: dict[RequestId, _Open] = {}
+        self._ended_early: set[RequestId] = set()  # cancelled while they waited; the engine does not know yet
         self._num_unseen = 0  # accepted requests that the snapshot does not count yet
         self._num_refused = 0
         self._snapshot = engine.stats()
@@ -85,30 +94,44 @@ class AsyncEngine:
             if self._refusal is not None:
                 self._num_refused += 1
                 raise self._refusal.error()
-            if request.request_id in self._sinks:
+            if request.request_id in self._open or request.request_id in self._ended_early:
                 raise InvalidRequest("request_id", request.request_id, "a request with this id is running; give each its own")
             max_queue_size = self._engine.config.max_queue_size
-            if self._snapshot.num_waiting + self._num_unseen >= max_queue_size + self._num_seats_free:
+            if self._num_waiting >= max_queue_size + self._num_seats_free:
                 self._num_refused += 1
                 raise Overloaded(f"the waiting queue is full ({max_queue_size} requests); try again later")
-            self._sinks[request.request_id] = sink
+            self._open[request.request_id] = _Open(prepared, sink)
             self._commands.append(prepared)
             self._num_unseen += 1
             self._changed.notify_all()
 
     def cancel(self, request_id: RequestId) -> bool:
-        """Ask for the end of a request; its sink then gets the one last delta (CANCELLED). False when no such request runs."""
+        """End a request; its sink gets the one last delta (CANCELLED). False when no such request runs.
+
+        One that waits and holds no blocks has its last delta before this returns; one that runs gets it at the end of its step.
+        """
         with self._lock:
-            if request_id not in self._sinks:
+            found = self._open.get(request_id)
+            if found is None:
                 return False
             self._commands.append(_Cancel(request_id))
+            is_waiting = not found.request.has_blocks
+            if is_waiting:
+                del self._open[request_id]
+                self._ended_early.add(request_id)
             self._changed.notify_all()
-            return True
+        if is_waiting:
+            self._call(found.sink, [SequenceDelta(request_id, 0, (), finish_reason=FinishReason.CANCELLED, is_last=True)])
+        return True
 
     def stats(self) -> EngineStats:
         """The state at the last step boundary; requests accepted since then count as waiting."""
         with self._lock:
-            return replace(self._snapshot, num_waiting=self._snapshot.num_waiting + self._num_unseen, num_refused=self._num_refused)
+            return replace(self._snapshot, num_waiting=self._num_waiting, num_refused=self._num_refused)
+
+    @property
+    def _num_waiting(self) -> int:
+        return max(self._snapshot.num_waiting + self._num_unseen - len(self._ended_early), 0)
 
     def shutdown(self, grace_s: float = 0.0) -> None:
         """Accept nothing more, let running requests end for up to ``grace_s`` seconds, end the rest with an error, stop the thread.
@@ -119,7 +142,7 @@ class AsyncEngine:
         with self._lock:
             if self._refusal is None:
                 self._refusal = _Refusal(Overloaded, "the engine is shutting down; try another one or try again later")
-            while self._sinks and self._thread.is_alive() and (left := deadline - monotonic()) > 0:
+            while self._open and self._thread.is_alive() and (left := deadline - monotonic()) > 0:
                 self._changed.wait(left)
             self._is_stopping = True
             self._changed.notify_all()
@@ -151,13 +174,15 @@ class AsyncEngine:
             return commands
 
     def _iterate(self, commands: list[Request | _Cancel]) -> None:
-        deltas: list[SequenceDelta] = []
+        cancelled: list[SequenceDelta] = []
         for command in commands:
             if isinstance(command, Request):
                 self._engine.add(command)
             elif (last := self._engine.cancel(command.request_id)) is not None:
-                deltas.append(last)
-        deltas += self._step()
+                cancelled.append(last)
+        if cancelled:  # told at once: the step that follows may take long and is none of their business
+            self._hand_out(cancelled)
+        deltas = self._step()
         started = perf_counter()
         self._hand_out(deltas)
         self._engine.add_outside_time(perf_counter() - started)
@@ -165,9 +190,8 @@ class AsyncEngine:
     def _step(self) -> list[SequenceDelta]:
         try:
             return self._engine.step()
-        except (
-            Exception
-        ):  # a bug of ours outside the forward pass: nobody knows whose, so all requests end and the engine starts afresh
+        except Exception:
+            # A bug of ours outside the forward pass: nobody knows whose request it was, so all end and the engine starts afresh.
             _log.exception("a step failed; all requests of this engine end")
             return self._engine.fail_all(EngineFailure("the engine failed and started afresh; try again"))
 
@@ -183,7 +207,12 @@ class AsyncEngine:
             self._num_unseen = sum(1 for command in self._commands if isinstance(command, Request))
             for request_id, of_request in by_request.items():
                 is_last = of_request[-1].is_last
-                calls.append((self._sinks.pop(request_id) if is_last else self._sinks[request_id], of_request))
+                if request_id in self._ended_early:  # its sink has had its last delta
+                    if is_last:
+                        self._ended_early.discard(request_id)
+                    continue
+                found = self._open.pop(request_id) if is_last else self._open[request_id]
+                calls.append((found.sink, of_request))
             self._changed.notify_all()
         for sink, of_request in calls:
             self._call(sink, of_request)
@@ -205,10 +234,11 @@ class AsyncEngine:
     def _end_all(self, error: TandemError) -> None:
         """Give every request that is still open its last delta, without the engine."""
         with self._lock:
-            sinks, self._sinks = self._sinks, {}
+            still_open, self._open = self._open, {}
+            self._ended_early.clear()
             self._commands = []
             self._num_unseen = 0
             self._changed.notify_all()
-        for request_id, sink in sinks.items():
+        for request_id, found in still_open.items():
             last = SequenceDelta(request_id, 0, (), finish_reason=FinishReason.ERROR, is_last=True, error=to_wire(error))
-            self._call(sink, [last])
+            self._call(found.sink, [last])

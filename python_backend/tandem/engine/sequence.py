@@ -114,6 +114,11 @@ class Request:
         self.num_unfinished = params.num_return_sequences
         self.sequences = [Sequence(self, 0, max_blocks, params.num_return_sequences)]
 
+    @property
+    def has_blocks(self) -> bool:
+        """False while the request waits. Any thread may look; by the time it acts, the engine thread may have admitted it."""
+        return any(sequence.table.num_blocks for sequence in self.sequences)
+
     def add_siblings(self, max_blocks: int) -> list[Sequence]:
         """Make the other sequences once the prompt is computed; from here on each takes one slot of its own."""
         assert len(self.sequences) == 1

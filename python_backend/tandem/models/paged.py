@@ -32,7 +32,9 @@ def _add_statistics(model: ov.Model) -> None:
     vocab_size = old_result.get_input_partial_shape(0)[-1].get_length()
     last = ops.constant(np.int64(-1))
     logits = ops.reshape(old_result.input_value(0), ops.constant(np.array([-1, vocab_size], np.int64)), False)
-    top = ops.reduce_max(logits, last, True)
+    # The maxima of blocks serve both the maximum and its place: every pass over a row of the vocabulary counts at batch 16.
+    blocks, block_max = _block_maxima(logits, vocab_size)
+    top = ops.reduce_max(block_max, last, True)
     weights = ops.exp(ops.subtract(logits, top))
     total = ops.reduce_sum(weights, last, True)
     # With y = x - m: entropy = log(sum exp y) - sum(exp(y) y) / sum(exp y); free of cancellation between large logits.
@@ -42,7 +44,7 @@ def _add_statistics(model: ov.Model) -> None:
         name: logits,
         LOG_SUM_EXP: ops.squeeze(ops.add(top, log_total), last),
         ENTROPY: ops.squeeze(ops.subtract(log_total, mean), last),
-        ARGMAX: _argmax(logits, vocab_size),
+        ARGMAX: _argmax(blocks, block_max),
     }
     old_result.input_value(0).get_tensor().set_names(set())
     for output_name, node in outputs.items():
@@ -51,12 +53,17 @@ def _add_statistics(model: ov.Model) -> None:
     model.add_results([ops.result(node) for node in outputs.values()])
 
 
-def _argmax(logits: ov.Node, vocab_size: int) -> ov.Node:
-    """The first block with the maximum, then the first id in it: a plain TopK over a whole vocabulary is slow."""
+def _block_maxima(logits: ov.Node, vocab_size: int) -> tuple[ov.Node, ov.Node]:
+    """The rows cut into blocks, and the maximum of each block. [n, vocab] -> [n, num_blocks, block], [n, num_blocks]"""
     block = max(size for size in range(1, _MAX_ARGMAX_BLOCK + 1) if vocab_size % size == 0)
-    num_blocks = vocab_size // block
-    blocks = ops.reshape(logits, ops.constant(np.array([-1, num_blocks, block], np.int64)), False)
-    block_index = _first_max(ops.reduce_max(blocks, ops.constant(np.int64(2)), False), num_blocks)  # [n, 1]
+    blocks = ops.reshape(logits, ops.constant(np.array([-1, vocab_size // block, block], np.int64)), False)
+    return blocks, ops.reduce_max(blocks, ops.constant(np.int64(2)), False)
+
+
+def _argmax(blocks: ov.Node, block_max: ov.Node) -> ov.Node:
+    """The first block with the maximum, then the first id in it: a plain TopK over a whole vocabulary is slow."""
+    num_blocks, block = (blocks.get_output_partial_shape(0)[axis].get_length() for axis in (1, 2))
+    block_index = _first_max(block_max, num_blocks)  # [n, 1]
     winner = ops.gather(blocks, block_index, ops.constant(np.int64(1)), batch_dims=1)  # [n, 1, block]
     index_in_block = _first_max(ops.squeeze(winner, ops.constant(np.int64(1))), block)
     ids = ops.add(ops.multiply(block_index, ops.constant(np.int32(block))), index_in_block)

@@ -223,6 +223,7 @@ def _load_decoder(config: EngineModelConfig) -> Decoder:
         num_blocks=max(config.max_tokens_in_paged_kv_cache // _TOKENS_PER_BLOCK, 1),
         num_threads=config.num_threads,
         max_seq_len=config.max_seq_len,
+        has_dynamic_quantization=config.has_dynamic_quantization,
     )
     if decoder.info.block_size != _TOKENS_PER_BLOCK:
         raise SetupError(
