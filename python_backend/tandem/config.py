@@ -56,10 +56,10 @@ class EngineModelConfig:
 
     ``engine_dir``: the folder of the built engine (parameter ``gpt_model_path``). ``max_tokens_in_paged_kv_cache``: tokens, rounded
     down to whole blocks. ``num_threads`` 0 in the file means: all CPUs this process may use. ``max_seq_len``: prompt and completion
-    together, in tokens. ``max_draft_len``: longest ``draft_input_ids``; 0 refuses drafts. ``enable_kv_cache_reuse``: sequences begin
-    with the KV blocks of an equal prefix that an earlier one computed. ``scheduling_policy`` and ``slo_ttft_ms`` are ours, and so is
-    ``has_dynamic_quantization`` (parameter ``dynamic_quantization``): activations in 8 bits, faster in batches, but tokens then
-    depend on the batch.
+    together, in tokens. ``max_draft_len``: longest ``draft_input_ids``; 0 refuses drafts. ``enable_kv_cache_reuse``: sequences
+    begin with the KV blocks of an equal prefix that an earlier one computed. ``scheduling_policy`` and ``slo_ttft_ms`` are ours,
+    and so is ``has_dynamic_quantization`` (parameter ``dynamic_quantization``): activations in 8 bits, faster in batches, but
+    tokens then depend on the batch.
     """
 
     name: str
