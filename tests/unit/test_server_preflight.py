@@ -179,3 +179,4 @@ def test_stubs_when_looking_at_ourselves_then_none_and_running():
     assert stubs.find_stubs(os.getpid()) == frozenset()
     assert stubs.is_running(os.getpid())
     assert not stubs.is_running(4194399)
+    assert stubs.living(frozenset({stubs.Stub(os.getpid(), "slow_0_0"), stubs.Stub(4194399, "slow_0_0")})) == frozenset()

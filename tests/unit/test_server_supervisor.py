@@ -50,6 +50,9 @@ class FakeServer:
     def stubs(self) -> frozenset[Stub]:
         return frozenset(self.living) if self.alive else frozenset()
 
+    def still_running(self, stubs: frozenset[Stub]) -> frozenset[Stub]:
+        return stubs & self.stubs()
+
     def stop(self, grace_s: float | None = None) -> None:
         self.stops.append(grace_s)
         self.alive = False

@@ -39,3 +39,13 @@ def test_process_when_its_server_is_killed_then_ends():
         while is_running(child):
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_process_when_its_server_was_gone_before_it_looked_then_ends():
+    nobody = "4194399"  # no such process: the parent that the arguments name is not there any more
+    arguments = ["model.py", "region", "1", "1", nobody]
+    # As Triton starts a stub: the pid of the server is the sixth argument of the process.
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, *arguments[2:]], stdout=subprocess.DEVNULL, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    assert process.wait(10) == 1

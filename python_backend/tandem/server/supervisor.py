@@ -197,7 +197,7 @@ class Supervisor:
         if not self._server.is_running():
             code = self._server.exit_code()
             return "tritonserver is not running" if code is None else f"tritonserver ended with code {code}"
-        lost = self._stubs - self._server.stubs()
+        lost = self._stubs - self._server.still_running(self._stubs)
         if lost:
             return "the process of " + " and ".join(sorted(stub.instance for stub in lost)) + " died"
         return None

@@ -20,7 +20,7 @@ from tandem.server import logfile
 from tandem.server.libpython import find_library_folder
 from tandem.server.preflight import SHARED_MEMORY, check_ports, check_shared_memory, remove_stale_regions
 from tandem.server.pytriton_files import find_triton_files, make_backend_folder
-from tandem.server.stubs import Stub, find_by_region, find_stubs, is_running
+from tandem.server.stubs import Stub, find_by_region, find_stubs, is_running, living
 
 ADDRESS = "127.0.0.1"  # Triton 2.51 has known remote holes and must never face a network (DESIGN 3.11)
 _ADMIN_HEADER = "tandem-admin"
@@ -127,6 +127,10 @@ class TritonServer:
     def stubs(self) -> frozenset[Stub]:
         """The model processes that are alive."""
         return find_stubs(self._process.pid) if self._process is not None and self.is_running() else frozenset()
+
+    def still_running(self, stubs: frozenset[Stub]) -> frozenset[Stub]:
+        """Those of ``stubs`` that still run."""
+        return living(stubs)
 
     def stop(self, grace_s: float | None = None) -> None:
         """SIGTERM, so that Triton ends what runs, then SIGKILL after the grace period.
