@@ -478,7 +478,6 @@ def arguments(name: str, **parameters: str) -> dict[str, str]:
 def test_model_py_when_loaded_with_its_config_then_serves(monkeypatch, tmp_path):
     from tandem.triton import engine_adapter
 
-    monkeypatch.setattr(engine_adapter, "exit_with_parent", lambda: None)
     asked = {}
 
     def load(engine_dir, **options):
@@ -512,9 +511,7 @@ def test_model_py_when_loaded_with_its_config_then_serves(monkeypatch, tmp_path)
     ],
 )
 def test_model_py_when_a_parameter_is_wrong_then_one_sentence(monkeypatch, tmp_path, parameters, words):
-    from tandem.triton import engine_adapter
 
-    monkeypatch.setattr(engine_adapter, "exit_with_parent", lambda: None)
     monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
     (tmp_path / "engines" / "slow" / "current").mkdir(parents=True)
     with pytest.raises(TritonModelException) as caught:

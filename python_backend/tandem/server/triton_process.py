@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tandem.errors import SetupError
-from tandem.server import logfile
+from tandem.server import logfile, reaper
 from tandem.server.libpython import find_library_folder
 from tandem.server.preflight import SHARED_MEMORY, check_ports, check_shared_memory, remove_stale_regions
 from tandem.server.pytriton_files import find_triton_files, make_backend_folder
@@ -68,6 +68,7 @@ class TritonServer:
     def __init__(self, config: TritonServerConfig) -> None:
         self.config = config
         self._process: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
         self._shm_prefix = ""
         # Groups of endpoints that nobody needs are locked with a value that nobody is told. Other users of this machine can read it
         # in the process list: it keeps out what strays in, not an attacker with an account here.
@@ -112,6 +113,7 @@ class TritonServer:
                 start_new_session=True,  # a Ctrl-C in the terminal is ours to pass on
                 preexec_fn=_die_with_parent,
             )
+        self._reaper = self._start_reaper(self._process.pid)
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -154,6 +156,9 @@ class TritonServer:
         for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
         self._process = None
+        if self._reaper is not None:
+            self._reaper.communicate()  # closes its input: it finds nothing left and ends
+            self._reaper = None
 
     def log_tail(self, num_lines: int = 20) -> str:
         return logfile.tail(self.config.log_file, num_lines)
@@ -165,6 +170,11 @@ class TritonServer:
     def load_errors(self) -> list[str]:
         """Why models did not load, as far as the log tells."""
         return logfile.load_errors(self.config.log_file)
+
+    def _start_reaper(self, server_pid: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", reaper.__name__, self._shm_prefix, str(server_pid), str(self.config.exit_timeout_s + 3)]
+        environment = {**os.environ, "PYTHONPATH": str(Path(reaper.__file__).resolve().parents[2])}
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)  # noqa: S603  (as above)
 
     def _arguments(self, server: Path, backends: Path) -> list[str]:
         config = self.config

@@ -32,7 +32,6 @@ from tandem.triton.errors_table import from_exception
 from tandem.triton.logs import use_triton_log
 from tandem.triton.model_args import model_parameters
 from tandem.triton.open_requests import OpenRequests
-from tandem.triton.parent import exit_with_parent
 from tandem.triton.responses import ResponseStream, read_inputs
 from tandem.triton.sender import SenderThread
 from tandem.types import EngineRequest, RequestId, SequenceDelta
@@ -48,7 +47,6 @@ class EngineModel:
     def load(cls, args: Mapping[str, str]) -> EngineModel:
         """Build from what Triton gives ``initialize``. Raises: TritonModelException with one sentence."""
         use_triton_log(args["model_name"])
-        exit_with_parent()
         try:
             config = engine_config(args["model_name"], args["model_version"], model_parameters(args), tandem_home(os.environ))
             return cls(config, _load_decoder(config))

@@ -15,7 +15,6 @@ from tandem.text.tokenizer import Tokenizer
 from tandem.triton.errors_table import from_exception, to_triton
 from tandem.triton.logs import use_triton_log
 from tandem.triton.model_args import model_parameters
-from tandem.triton.parent import exit_with_parent
 from tandem.triton.responses import read_inputs
 from tandem.triton.tensors import Array, RowReader, Tensors, count_rows, texts
 
@@ -29,7 +28,6 @@ class PreprocessingModel:
     def load(cls, args: Mapping[str, str]) -> PreprocessingModel:
         """Build from what Triton gives ``initialize``. Raises: TritonModelException with one sentence."""
         use_triton_log(args["model_name"])
-        exit_with_parent()
         try:
             config = preprocessing_config(args["model_name"], model_parameters(args), tandem_home(os.environ))
             return cls(PromptPreparer(Tokenizer.load(config.tokenizer_dir), config.max_seq_len))

@@ -27,7 +27,6 @@ from tandem.triton.cancellation import CancellationWatcher
 from tandem.triton.errors_table import from_exception
 from tandem.triton.logs import use_triton_log
 from tandem.triton.model_args import model_parameters
-from tandem.triton.parent import exit_with_parent
 from tandem.triton.responses import ResponseStream, read_inputs
 from tandem.triton.router_request import encode_chunk, read_requests
 from tandem.triton.tensors import RowReader
@@ -42,7 +41,6 @@ class RouterModel:
     def load(cls, args: Mapping[str, str]) -> RouterModel:
         """Build from what Triton gives ``initialize``. Raises: TritonModelException with one sentence."""
         use_triton_log(args["model_name"])
-        exit_with_parent()
         try:
             config = router_config(args["model_name"], model_parameters(args), tandem_home(os.environ))
             return cls(config, _service(config))
