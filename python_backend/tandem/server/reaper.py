@@ -1,8 +1,8 @@
 """The last will of a launcher: a small process that ends a tritonserver and its model processes when the launcher is gone.
 
 The kernel tells tritonserver (see ``triton_process``), and a model process looks after itself as a rule. But one that is in the
-middle of a call to a server that has gone waits in it for ever and holds the interpreter's lock (seen with Triton 2.51 while a model
-loads and while a response is sent), so nothing inside that process can end it.
+middle of a call to a server that has gone waits in it for ever and holds the interpreter's lock (seen with Triton 2.51 while a
+model loads and while a response is sent), so nothing inside that process can end it.
 
 ``python -m tandem.server.reaper SHM_PREFIX SERVER_PID GRACE_S`` waits for the end of its standard input, which the launcher holds
 open.
