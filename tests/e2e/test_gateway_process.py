@@ -44,8 +44,9 @@ class Served:
     @property
     def triton_pid(self) -> int:
         children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        (pid,) = {int(pid) for file in children for pid in file.read_text().split()}
-        return pid
+        pids = {int(pid) for file in children for pid in file.read_text().split()}
+        (server,) = {pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == "tritonserver"}
+        return server
 
 
 def status(url: str) -> int:

@@ -12,7 +12,7 @@ import pytest
 from tandem.errors import from_wire
 from tandem.protocol import ROUTER
 from tests.e2e.conftest import RunningTriton
-from tests.e2e.test_triton_server import assert_idle
+from tests.e2e.test_triton_server import assert_idle, gauge
 from tests.e2e.triton_calls import Reply, Stream, ask
 
 pytestmark = [pytest.mark.e2e, pytest.mark.weights]
@@ -188,7 +188,8 @@ def test_client_when_it_cancels_the_ensemble_then_only_a_stop_ends_it(triton: Ru
     """
     url = triton.config.grpc_url
     stream = Stream(url, "tandem", tensors(max_tokens=3000, ignore_eos=np.array([[True]]), path="slow"), "ensemble-cancel")
-    stream.next()
+    while gauge(triton, "nv_trt_llm_request_metrics", "slow", "scheduled") == 0:  # gauges lag behind the first token
+        stream.next()
     stream.cancel()
     with pytest.raises(AssertionError):
         assert_idle(triton, "slow", timeout_s=1.5)
