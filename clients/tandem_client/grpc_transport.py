@@ -19,7 +19,7 @@ from tandem_client.grpc_wire import ChunkReader, text_request
 from tandem_client.results import MODELS, Call, Event
 from tandem_client.tensors import decode_response, encode_request, encode_stop
 from tandem_client.text import TextRequest
-from tandem_client.triton import STOP_DELAYS_S, STOP_TIMEOUT_S, STREAM_HEADERS, AsyncTriton, read_error
+from tandem_client.triton import STOP_DELAYS_S, STOP_TIMEOUT_S, AsyncTriton, read_error
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class GrpcTransport:
         """A stream with one request on it. Leaving it early stops the request and waits for its end."""
         arrivals = _Arrivals()
         with triton.InferenceServerClient(self._address) as client:
-            client.start_stream(arrivals.put, headers=STREAM_HEADERS)
+            client.start_stream(arrivals.put)
             try:
                 client.async_stream_infer(
                     TANDEM_MODEL, encode_request(request), request_id=request.request_id, enable_empty_final_response=True
@@ -115,7 +115,7 @@ class GrpcTransport:
     def _stop(self, request_id: str) -> None:
         try:
             with triton.InferenceServerClient(self._address) as client:
-                client.start_stream(_note_stop_error, stream_timeout=STOP_TIMEOUT_S, headers=STREAM_HEADERS)
+                client.start_stream(_note_stop_error, stream_timeout=STOP_TIMEOUT_S)
                 client.async_stream_infer(TANDEM_MODEL, encode_stop(), request_id=request_id)
                 client.stop_stream()
         except InferenceServerException:

@@ -21,8 +21,8 @@ from tandem_client.text import TextChunk, TextRequest
 
 _log = logging.getLogger(__name__)
 
-# Asks Triton to give errors of a stream as gRPC status codes.
-STREAM_HEADERS = {"triton_grpc_error": "true"}
+# Errors of a stream come as text, which carries our own code. Triton 2.51 could give gRPC status codes too (metadata
+# "triton_grpc_error"), but an error then races with the end of its stream and can bring the server down with a segmentation fault.
 # An ensemble does not pass a cancel on to a step that runs, so the router is told by the ``stop`` tensor. A stop that arrives while
 # its request is between two steps finds nothing to stop: it is sent again until the request has ended. Unknown ids are no error.
 # Pauses before each stop. Only when all of them were without effect is the call cancelled: Triton 2.51 can lose the memory of an
@@ -92,7 +92,7 @@ class AsyncTriton:
         """Everything the server says about one request, in order; None comes last. Cancelling this task cancels the call."""
         has_answered = False
         try:
-            call = self._client.stream_infer(_one(request.request_id, encode_request(request)), headers=STREAM_HEADERS)
+            call = self._client.stream_infer(_one(request.request_id, encode_request(request)))
             async for result, error in call:
                 item = _read_response(result, error)
                 if item is not None:
@@ -116,7 +116,7 @@ class AsyncTriton:
             reader.cancel()
 
     async def _stop(self, request_id: str) -> None:
-        call = self._client.stream_infer(_one(request_id, encode_stop()), stream_timeout=STOP_TIMEOUT_S, headers=STREAM_HEADERS)
+        call = self._client.stream_infer(_one(request_id, encode_stop()), stream_timeout=STOP_TIMEOUT_S)
         try:
             async for _, error in call:
                 if error is not None:

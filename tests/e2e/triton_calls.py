@@ -29,12 +29,11 @@ class Reply:
 class Stream:
     """One gRPC stream with one request. Close it, or use it in a ``with`` block."""
 
-    def __init__(self, url: str, model: str, tensors: Mapping[str, np.ndarray], request_id: str, *, with_codes: bool = False):
+    def __init__(self, url: str, model: str, tensors: Mapping[str, np.ndarray], request_id: str):
         self.request_id = request_id
         self._replies: queue.SimpleQueue = queue.SimpleQueue()
         self._client = grpcclient.InferenceServerClient(url)
-        headers = {"triton_grpc_error": "true"} if with_codes else None
-        self._client.start_stream(lambda result, error: self._replies.put((result, error)), headers=headers)
+        self._client.start_stream(lambda result, error: self._replies.put((result, error)))
         inputs = []
         for name, array in tensors.items():
             tensor = grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
@@ -89,9 +88,9 @@ def _tensor(value: Any) -> np.ndarray:
     return np.array([[value]], dtype)
 
 
-def ask(url: str, model: str, tensors: Mapping[str, np.ndarray], request_id: str | None = None, **options: Any) -> list[Reply]:
+def ask(url: str, model: str, tensors: Mapping[str, np.ndarray], request_id: str | None = None) -> list[Reply]:
     """All replies of one request; the last is final or carries the error."""
-    with Stream(url, model, tensors, request_id or uuid.uuid4().hex, **options) as stream:
+    with Stream(url, model, tensors, request_id or uuid.uuid4().hex) as stream:
         return list(stream.replies())
 
 
