@@ -23,6 +23,7 @@ from tandem.errors import SetupError
 
 _READY_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
+_MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,16 @@ def _wait_ready(server: PrivateServer, process: subprocess.Popen[bytes], log_fil
 
 
 def _cpu_profile(stats_check_period_ms: int) -> str:
-    """The profile that users get, but with gauges that are renewed more often."""
+    """The profile that users get, but with gauges that are renewed more often, and with the queues in the engines.
+
+    The engines' gauges show what waits there; the router's admission queue has none.
+    """
     profile = yaml.safe_load((PROFILES_DIR / "cpu.yaml").read_text(encoding="utf-8"))
     for model in profile["models"].values():
         if "stats_check_period_ms" in model.get("parameters", {}):
             model["parameters"]["stats_check_period_ms"] = stats_check_period_ms
+        if "max_in_flight" in model.get("parameters", {}):
+            model["parameters"]["max_in_flight"] = _MANY
     return yaml.safe_dump(profile, sort_keys=False)
 
 
