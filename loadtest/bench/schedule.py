@@ -35,7 +35,7 @@ from tandem.models.openvino_decoder import load_decoder
 from tandem.types import EngineRequest, RequestId, SamplingParams
 
 TRACES_DIR = Path(__file__).resolve().parents[3] / "shared" / "data" / "azure2023"
-# From the measured decode steps of DESIGN's machine (INT8, 2 AVX2 cores): 15 to 59 ms at batch 1 to 16, 440 to 630 prompt tokens/s.
+# From the measured decode steps of one machine (INT8, 2 AVX2 cores): 15 to 59 ms at batch 1 to 16, 440 to 630 prompt tokens/s.
 STEP_TIME = StepTime(base_ms=12.0, decode_ms=3.0, prefill_ms=2.0)
 LIMITS = EngineLimits()
 SLO_TTFT_MS = 2000

@@ -14,7 +14,7 @@ RequestId = NewType("RequestId", str)
 
 
 class FinishReason(str, Enum):
-    """Why a sequence ended; the values are the wire values of CONVENTIONS (OpenAI)."""
+    """Why a sequence ended; the values are those of the OpenAI API."""
 
     STOP = "stop"
     LENGTH = "length"

@@ -67,7 +67,7 @@ def assert_idle(gateway: RunningGateway, timeout_s: float = 3.0) -> None:
 
 
 class Alive:
-    """ALIVE of CASES.md: same greedy text as before, ready, nothing held, no process restarted."""
+    """Alive: same greedy text as before, ready, nothing held, no process restarted."""
 
     def __init__(self, gateway: RunningGateway, triton: RunningTriton) -> None:
         self._gateway = gateway

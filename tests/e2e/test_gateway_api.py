@@ -1,4 +1,4 @@
-"""The OpenAI API on the real server: cases BC-01 to BC-10, BC-20, BC-25 and BC-26 of CASES.md, and plain use."""
+"""The OpenAI API on the real server: cases BC-01 to BC-10, BC-20, BC-25 and BC-26, and plain use."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SHAPE_70B = KvShape(num_layers=80, num_kv_heads=8, head_size=128)
 
 @pytest.mark.parametrize("profile", ["cpu", "trtllm", "llmapi"])
 def test_plan_when_70b_example_then_20_gib(profile):
-    """DESIGN 7: not "about 4.3 GB"."""
+    """20 GiB, not "about 4.3 GB" as is often said."""
     found = plan(SHAPE_70B, KvDemand(seq_len=4096, concurrency=16), profile)
     assert isinstance(found, KvPlan)
     assert found.total_bytes == 21_474_836_480 == 20 * 2**30

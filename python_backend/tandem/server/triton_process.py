@@ -22,7 +22,7 @@ from tandem.server.preflight import SHARED_MEMORY, check_ports, check_shared_mem
 from tandem.server.pytriton_files import find_triton_files, make_backend_folder
 from tandem.server.stubs import Stub, find_by_region, find_stubs, is_running, living
 
-ADDRESS = "127.0.0.1"  # Triton 2.51 has known remote holes and must never face a network (DESIGN 3.11)
+ADDRESS = "127.0.0.1"  # Triton 2.51 has known remote holes and must never face a network (docs/architecture.md)
 _ADMIN_HEADER = "tandem-admin"
 _RESTRICTED_APIS = "model-repository,shared-memory,trace,logging"
 _SHM_PREFIX = "tandem_"
