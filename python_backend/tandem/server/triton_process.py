@@ -145,6 +145,7 @@ class TritonServer:
         if process is None:
             return
         grace = self.config.exit_timeout_s + 5.0 if grace_s is None else grace_s
+        stubs = find_stubs(process.pid)
         if process.poll() is None and grace > 0:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -152,7 +153,7 @@ class TritonServer:
         if process.poll() is None:
             process.kill()
             process.wait()
-        _end_stubs(find_by_region(self._shm_prefix))
+        _end_stubs(stubs | find_by_region(self._shm_prefix))
         for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
         self._process = None
@@ -231,13 +232,15 @@ def _die_with_parent() -> None:
 
 
 def _end_stubs(stubs: frozenset[Stub]) -> None:
-    """Stubs notice within a second that their server has gone; whoever has not by then is killed."""
-    deadline = time.monotonic() + 1.0
-    left = {stub.pid for stub in stubs}
-    while left and time.monotonic() < deadline:
-        left = {pid for pid in left if is_running(pid)}
+    """Returns when they have gone. They notice within a second that their server has; whoever has not by then is killed."""
+    _wait_for_end(stubs, timeout_s=1.0)
+    for stub in living(stubs):
+        with suppress(ProcessLookupError):
+            os.kill(stub.pid, signal.SIGKILL)
+    _wait_for_end(stubs, timeout_s=10.0)  # the kernel takes its time to give back the memory of a killed process
+
+
+def _wait_for_end(stubs: frozenset[Stub], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(is_running(stub.pid) for stub in stubs) and time.monotonic() < deadline:
         time.sleep(0.02)
-    for pid in left:
-        if is_running(pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
