@@ -111,6 +111,8 @@ def test_cancel_when_step_is_running_then_takes_effect_with_its_end():
         request = make_request([0], max_tokens=50)
         engine.submit(request, sink)
         decoder.wait_until_entered()
+        assert engine.stats().last_cancel_time_s == 0.0
+        before = time.time()
         assert engine.cancel(request.request_id)
         decoder.permits.release()
         answer = sink.wait()
@@ -118,6 +120,7 @@ def test_cancel_when_step_is_running_then_takes_effect_with_its_end():
         assert decoder.num_forwards == 1
         assert_is_back_at_start(engine)
         assert engine.stats().num_cancelled == 1
+        assert before <= engine.stats().last_cancel_time_s <= time.time()
 
 
 def test_cancel_when_others_go_on_then_told_before_their_next_step():
@@ -147,12 +150,15 @@ def test_cancel_when_request_waits_then_over_at_once_and_never_runs():
         decoder.wait_until_entered()
         assert engine.cancel(request.request_id)
         assert waits.answer.num_last == 1  # while the step of the other still stands at the gate
+        ended = engine.stats().last_cancel_time_s
+        assert ended > 0.0
         assert engine.stats().num_waiting == 0
         assert not engine.cancel(request.request_id)
         decoder.open()
         assert runs.wait().token_ids[0] == [1, 1, 1]
         assert (waits.answer.token_ids[0], waits.answer.finish_reason) == ([], FinishReason.CANCELLED)
         assert engine.stats().num_cancelled == 1
+        assert engine.stats().last_cancel_time_s == ended  # not told a second time when the engine hears of it
         assert_is_back_at_start(engine)
         again = Collector()
         engine.submit(request, again)

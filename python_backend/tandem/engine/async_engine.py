@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, time
 
 from tandem.engine.engine import LLMEngine
 from tandem.engine.metrics import EngineStats
@@ -67,6 +67,7 @@ class AsyncEngine:
         self._ended_early: set[RequestId] = set()  # cancelled while they waited; the engine does not know yet
         self._num_unseen = 0  # accepted requests that the snapshot does not count yet
         self._num_refused = 0
+        self._last_cancel_time_s = 0.0
         self._snapshot = engine.stats()
         self._num_seats_free = engine.config.max_num_seqs
         self._refusal: _Refusal | None = None  # set when nothing is accepted any more
@@ -119,6 +120,7 @@ class AsyncEngine:
             if is_waiting:
                 del self._open[request_id]
                 self._ended_early.add(request_id)
+                self._last_cancel_time_s = time()
             self._changed.notify_all()
         if is_waiting:
             self._call(found.sink, [SequenceDelta(request_id, 0, (), finish_reason=FinishReason.CANCELLED, is_last=True)])
@@ -127,7 +129,12 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """The state at the last step boundary; requests accepted since then count as waiting."""
         with self._lock:
-            return replace(self._snapshot, num_waiting=self._num_waiting, num_refused=self._num_refused)
+            return replace(
+                self._snapshot,
+                num_waiting=self._num_waiting,
+                num_refused=self._num_refused,
+                last_cancel_time_s=self._last_cancel_time_s,
+            )
 
     @property
     def _num_waiting(self) -> int:
@@ -211,6 +218,8 @@ class AsyncEngine:
                     if is_last:
                         self._ended_early.discard(request_id)
                     continue
+                if of_request[-1].finish_reason is FinishReason.CANCELLED:
+                    self._last_cancel_time_s = time()
                 found = self._open.pop(request_id) if is_last else self._open[request_id]
                 calls.append((found.sink, of_request))
             self._changed.notify_all()

@@ -40,6 +40,7 @@ class EngineStats:
     num_refused: int = 0
     num_leaked_blocks: int = 0
     queue_time_s: float = 0.0  # from acceptance to the first admission, of all started requests together
+    last_cancel_time_s: float = 0.0  # Unix time at which a cancelled request last left the engine, its blocks free; 0 before any
     kernel_time_s: float = 0.0
     outside_time_s: float = 0.0
 

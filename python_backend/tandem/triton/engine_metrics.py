@@ -20,7 +20,7 @@ _FAMILIES: dict[str, tuple[str, str]] = {
     "nv_trt_llm_kv_cache_block_metrics": ("Blocks of the paged KV cache", "kv_cache_block_type"),
     "nv_trt_llm_inflight_batcher_metrics": ("What the in-flight batcher runs", "inflight_batcher_specific_metric"),
     "nv_trt_llm_general_metrics": ("Time of the sample and steps so far", "general_type"),
-    "tandem_engine_metrics": ("Prefix cache, preemptions and waiting times since the start", "engine_metric"),
+    "tandem_engine_metrics": ("Prefix cache, preemptions, cancels and waiting times since the start", "engine_metric"),
 }
 
 
@@ -56,6 +56,8 @@ def values_of(stats: EngineStats, previous: EngineStats, timestamp_s: float) -> 
         (own, "preemptions"): stats.num_preemptions,
         (own, "started_requests"): stats.num_started,
         (own, "queue_time_s"): stats.queue_time_s,
+        (own, "cancelled_requests"): stats.num_cancelled,
+        (own, "last_cancel_timestamp_s"): stats.last_cancel_time_s,
     }
 
 
