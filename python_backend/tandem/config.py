@@ -22,6 +22,10 @@ SchedulingPolicy = Literal["fcfs", "slo"]
 """How waiting requests are ordered, in an engine and in front of one; see tandem.scheduling."""
 SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 
+EngineProfile = Literal["cpu", "trtllm", "llmapi"]
+"""The kind of the engines, which decides what may be asked of them; see tandem.guided.capabilities."""
+ENGINE_PROFILES: tuple[EngineProfile, ...] = get_args(EngineProfile)
+
 # Parameters of the tensorrt_llm model -> the values that describe what this engine does. Anything else is refused.
 _ONLY_VALUES: dict[str, tuple[str, ...]] = {
     "gpt_model_type": ("inflight_fused_batching", "inflight_batching"),
@@ -89,7 +93,8 @@ class RouterModelConfig:
     ``max_in_flight`` bounds the requests that one engine is given at a time; ``max_waiting`` more may wait for it, in the order of
     ``scheduling_policy``, and one more is refused as overloaded. ``max_concurrent_requests`` bounds the threads; one row of a
     request takes one, also while it waits for its engine. ``max_queue_size`` rows may wait for a thread, one more is refused as
-    overloaded. ``max_seq_len`` and ``tokens_per_block`` (of the KV cache) are those of the engines.
+    overloaded. ``max_seq_len`` and ``tokens_per_block`` (of the KV cache) are those of the engines, ``engine_profile`` says what
+    kind they are, and so what they can do.
     """
 
     name: str
@@ -105,6 +110,7 @@ class RouterModelConfig:
     max_waiting: int
     scheduling_policy: SchedulingPolicy
     slo_ttft_ms: int
+    engine_profile: EngineProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,7 @@ def router_config(name: str, parameters: Mapping[str, str], home: Path) -> Route
         scheduling_policy=reader.policy("scheduling_policy"),
         slo_ttft_ms=reader.number("slo_ttft_ms", 1, default=2000),
         tokens_per_block=reader.number("tokens_per_block", 1, default=32),
+        engine_profile=reader.profile("engine_profile"),
     )
     reader.finish()
     return config
@@ -219,6 +226,10 @@ class _Reader:
     def policy(self, key: str) -> SchedulingPolicy:
         text = self.choice(key, SCHEDULING_POLICIES, default="slo")
         return next(policy for policy in SCHEDULING_POLICIES if policy == text)
+
+    def profile(self, key: str) -> EngineProfile:
+        text = self.choice(key, ENGINE_PROFILES, default="cpu")
+        return next(profile for profile in ENGINE_PROFILES if profile == text)
 
     def number(self, key: str, low: int, *, high: int | None = None, default: int | None = None) -> int:
         text = self.text(key, default=None if default is None else str(default))

@@ -153,6 +153,23 @@ ENGINE_CONTRACT_OUTPUTS: tuple[TensorSpec, ...] = (
 # Whose KV blocks may be reused: those of requests with an equal salt. Up to the first "/" it names the tenant, the rest narrows.
 CACHE_SALT_INPUT = TensorSpec("cache_salt", DType.STRING, (1,), optional=True)
 
+# What a whole answer must match; neither or both are given, but the type json needs no guide. Types by name, with their guides:
+#
+#   json            empty: any JSON value (for "some object" send json_schema {"type": "object"}, which all engines read alike)
+#   json_schema     a JSON Schema
+#   regex           a regular expression for the whole answer
+#   ebnf_grammar    rules "name ::= alternatives", the first one called root (GBNF, as xgrammar takes it)
+#   structural_tag  {"structures": [{"begin": text, "schema": JSON Schema, "end": text}], "triggers": [text]}: free text until a
+#                   trigger, then one of the structures that begin with it
+#   choice          a JSON array of texts, one of which is the answer; ours, the router makes a regex of it for the engines
+#
+# The router refuses whatever an engine would not honour (TensorRT-LLM ignores a type that it does not know).
+GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag", "choice")
+GUIDE_INPUTS: tuple[TensorSpec, ...] = (
+    TensorSpec("guided_decoding_guide_type", DType.STRING, (1,), optional=True),
+    TensorSpec("guided_decoding_guide", DType.STRING, (1,), optional=True),
+)
+
 ENGINE_EXTENSION_INPUTS: tuple[TensorSpec, ...] = (
     # Capability "min_p": keep tokens whose probability is at least min_p times the highest one.
     TensorSpec("min_p", DType.FP32, (1,), optional=True, reshape=()),
@@ -237,6 +254,7 @@ ROUTER = ModelSpec(
         TensorSpec("input_lengths", DType.INT32, (1,)),
         TensorSpec("route_features", DType.STRING, (1,)),
         *SAMPLING_INPUTS,
+        *GUIDE_INPUTS,
         CACHE_SALT_INPUT,
         STOP_INPUT,
     ),
@@ -266,7 +284,7 @@ ROUTER = ModelSpec(
 )
 
 TANDEM = ModelSpec(
-    inputs=(*PROMPT_INPUTS, *ROUTE_INPUTS, *SAMPLING_INPUTS, CACHE_SALT_INPUT, STOP_INPUT),
+    inputs=(*PROMPT_INPUTS, *ROUTE_INPUTS, *SAMPLING_INPUTS, *GUIDE_INPUTS, CACHE_SALT_INPUT, STOP_INPUT),
     outputs=ROUTER.outputs,
 )
 

@@ -140,14 +140,34 @@ class CacheHints:
         return None
 
 
+class GuideType(str, Enum):
+    """How the text of a guide is to be read; the values are those of the tensor ``guided_decoding_guide_type``."""
+
+    JSON = "json"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF_GRAMMAR = "ebnf_grammar"
+    STRUCTURAL_TAG = "structural_tag"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the whole answer must match; see ``tandem.protocol.GUIDE_TYPES``. Says nothing about whether ``text`` is valid."""
+
+    type: GuideType
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What one engine is asked to do: token ids in, token ids out. Knows no text."""
+    """What one engine is asked to do: token ids in, token ids out. Knows no text but that of the guide."""
 
     request_id: RequestId
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     cache: CacheHints = CacheHints()
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True, slots=True)

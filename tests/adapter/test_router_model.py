@@ -83,6 +83,7 @@ def router_model(service=None, **changes):
         "scheduling_policy": "slo",
         "slo_ttft_ms": 2000,
         "tokens_per_block": 4,
+        "engine_profile": "cpu",
     }
     if service is None:
         engines = tuple(EngineInfo(name, 96, TOKENIZER) for name in ("fast_int4", "fast_int8", "slow"))

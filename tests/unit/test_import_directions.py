@@ -21,7 +21,7 @@ SOURCE_ROOTS = {
 # Package -> what it may import of ours. Everything may import the base; siblings may not import each other.
 BASE = {"tandem", "tandem.protocol", "tandem.types", "tandem.errors"}
 CONFIG = BASE | {"tandem.config"}
-PARTS = {"tandem.text", "tandem.routing", "tandem.models", "tandem.scheduling"}
+PARTS = {"tandem.text", "tandem.routing", "tandem.models", "tandem.scheduling", "tandem.guided"}
 ALLOWED: dict[str, set[str]] = {
     "tandem": set(),
     "tandem.protocol": set(),
@@ -32,8 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     "tandem.routing": CONFIG,
     "tandem.models": CONFIG,
     "tandem.scheduling": CONFIG,
-    "tandem.engine": CONFIG | {"tandem.models", "tandem.scheduling"},
-    "tandem.orchestration": CONFIG | {"tandem.text", "tandem.routing", "tandem.scheduling"},
+    "tandem.guided": CONFIG,
+    "tandem.engine": CONFIG | {"tandem.models", "tandem.scheduling", "tandem.guided"},
+    "tandem.orchestration": CONFIG | {"tandem.text", "tandem.routing", "tandem.scheduling", "tandem.guided"},
     "tandem.triton": CONFIG | PARTS | {"tandem.engine", "tandem.orchestration"},
     "tandem.server": CONFIG,
     "build_engines": CONFIG | {"tandem.models"},
@@ -49,6 +50,7 @@ HEAVY = {
     "nncf": {"build_engines"},
     "tritonclient": {"tandem_client", "tandem_gateway", "tandem.server", "build_engines", "loadtest"},
     "fastapi": {"tandem_gateway"},
+    "llguidance": {"tandem.guided", "loadtest"},
     "tokenizers": {"tandem.text", "tandem.models", "build_engines"},
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
 from tandem.errors import SetupError
+from tandem.guided.gate import GuideGate
 from tandem.orchestration.admission import AdmissionConfig
 from tandem.text.tokenizer import TOKENIZER_FILES, Tokenizer
 from tandem.types import Path
@@ -26,12 +27,13 @@ class RouterConfig:
     """The engines that may be called, all with one vocabulary, and the defaults of requests.
 
     ``default_max_tokens`` bounds the answer of a request that states no ``max_tokens`` (the rest of the context bounds it too).
-    ``admission``: how many requests each engine gets at a time, and who is next.
+    ``admission``: how many requests each engine gets at a time, and who is next. ``guides``: what they can be guided by.
     """
 
     engines: tuple[EngineInfo, ...]
     default_max_tokens: int = 512
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    guides: GuideGate = field(default_factory=GuideGate)
 
     def __post_init__(self) -> None:
         if not self.engines:

@@ -18,7 +18,7 @@ from tandem.routing.decision import RouteDecision
 from tandem.routing.features import RouteFeatures
 from tandem.routing.policy import RoutingPolicy
 from tandem.scheduling.length import RequestKind
-from tandem.types import CacheHints, EngineRequest, FinishReason, RequestId, SequenceDelta, TokenLogProbs
+from tandem.types import CacheHints, EngineRequest, FinishReason, Guide, RequestId, SequenceDelta, TokenLogProbs
 
 _NO_TOP = TokenLogProbs((), ())
 
@@ -78,6 +78,7 @@ class Flow:
 
         Raises: InvalidRequest and Overloaded before anything is emitted; whatever the engine raises, as it is.
         """
+        guide = self._config.guides.resolve(self.request.guide_type, self.request.guide)
         features = RouteFeatures.from_json(self.request.route_features)
         decision = self._policy.decide(features)
         self.decision = decision
@@ -92,7 +93,7 @@ class Flow:
             if not (self._wait_for(place) and self._enter(engine.name)):
                 answer.end_all(FinishReason.CANCELLED)
                 return
-            self._call(engine.name, checked, answer)
+            self._call(engine.name, checked, guide, answer)
             num_output_tokens = None if self._is_cancelled else answer.num_output_tokens
         finally:
             place.leave(num_output_tokens)
@@ -105,13 +106,11 @@ class Flow:
             self._place = place
         return place.wait()
 
-    def _call(self, engine: str, checked: CheckedSampling, answer: _Answer) -> None:
+    def _call(self, engine: str, checked: CheckedSampling, guide: Guide | None, answer: _Answer) -> None:
         is_streaming = self.request.sampling.stream or bool(checked.stop_strings)
-        deltas = self._port.generate(
-            engine,
-            EngineRequest(RequestId(self.child_id), self.request.prompt_ids, checked.params, CacheHints(self.request.cache_salt)),
-            streaming=is_streaming,
-        )
+        cache = CacheHints(self.request.cache_salt)
+        request = EngineRequest(RequestId(self.child_id), self.request.prompt_ids, checked.params, cache, guide)
+        deltas = self._port.generate(engine, request, streaming=is_streaming)
         try:
             self._relay(deltas, answer, engine, is_streaming=is_streaming)
         except BaseException:

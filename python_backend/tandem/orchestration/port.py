@@ -53,6 +53,8 @@ class RouterRequest:
     route_features: str  # JSON, written by tandem.orchestration.prepare
     sampling: TextSampling = field(default_factory=TextSampling)
     cache_salt: str = ""  # see tandem.types.CacheHints
+    guide_type: str | None = None  # as the caller states it; tandem.protocol.GUIDE_TYPES
+    guide: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

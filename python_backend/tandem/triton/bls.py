@@ -112,6 +112,9 @@ def encode_request(request: EngineRequest, vocab_size: int, *, streaming: bool) 
     }
     if request.cache.salt:
         tensors["cache_salt"] = texts((request.cache.salt,))
+    if request.guide is not None:
+        tensors["guided_decoding_guide_type"] = texts((request.guide.type.value,))
+        tensors["guided_decoding_guide"] = texts((request.guide.text,))
     if sampling.end_id is not None:
         tensors["end_id"] = int32(sampling.end_id, 1, 1)
     if sampling.stop_words:

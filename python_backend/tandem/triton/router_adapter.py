@@ -16,6 +16,8 @@ import triton_python_backend_utils as pb_utils
 
 from tandem.config import RouterModelConfig, router_config, tandem_home
 from tandem.errors import Overloaded, SetupError, TandemError
+from tandem.guided.capabilities import CAPABILITIES
+from tandem.guided.gate import GuideGate
 from tandem.orchestration.admission import AdmissionConfig
 from tandem.orchestration.config import EngineInfo, RouterConfig, load_tokenizers
 from tandem.orchestration.flow import Flow
@@ -154,7 +156,8 @@ def _service(config: RouterModelConfig) -> RouterService:
     """Raises: SetupError."""
     tokenizers = load_tokenizers(config.engine_dirs)
     engines = tuple(EngineInfo(name, config.max_seq_len, tokenizers[name]) for name in config.engine_dirs)
-    router = RouterConfig(engines=engines, default_max_tokens=config.default_max_tokens, admission=_admission(config))
+    guides = GuideGate(CAPABILITIES[config.engine_profile])
+    router = RouterConfig(engines, config.default_max_tokens, _admission(config), guides)
     return RouterService(
         router, load_policy(config.rules_file), BlsEnginePort(router.tokenizer.vocab_size, config.tokens_per_block)
     )

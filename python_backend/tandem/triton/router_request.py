@@ -26,6 +26,8 @@ def _read_request(row: RowReader, request_id: str, index: int) -> RouterRequest:
         route_features=row.text("route_features") or "{}",
         sampling=_read_sampling(row),
         cache_salt=row.text("cache_salt") or "",
+        guide_type=row.text("guided_decoding_guide_type"),
+        guide=row.text("guided_decoding_guide"),
     )
 
 
