@@ -199,6 +199,9 @@ ENGINE = ModelSpec(
 PROMPT_INPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("text_input", DType.STRING, (1,), optional=True),
     TensorSpec("messages", DType.STRING, (1,), optional=True),
+    # JSON array of the functions shown to the model beside messages. It says nothing about the answer, which stays text:
+    # what may be called, and when, is said by a guide.
+    TensorSpec("tools", DType.STRING, (1,), optional=True),
 )
 
 # What the rules of the router look at beside the prompt. path: auto | fast | slow (default auto).

@@ -10,6 +10,14 @@ from tandem.errors import InvalidRequest, TandemError, Unsupported
 from tandem.text.messages import ChatMessage, parse_messages
 
 
+def call(call_id: str, arguments: object = '{"x": 1}') -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def calling(*calls: object, role: str = "assistant") -> list[dict[str, Any]]:
+    return [{"role": role, "content": None, "tool_calls": list(calls)}]
+
+
 def test_messages_of_every_role_are_parsed() -> None:
     messages = parse_messages(
         [
@@ -17,12 +25,16 @@ def test_messages_of_every_role_are_parsed() -> None:
             {"role": "developer", "content": "d"},
             {"role": "user", "content": "u", "name": "ann"},
             {"role": "assistant", "content": "a", "tool_calls": None, "refusal": None, "annotations": []},
+            {"role": "assistant", "content": None, "tool_calls": [call("c1")]},
             {"role": "tool", "content": "t", "tool_call_id": "c1"},
         ]
     )
-    assert [message.role for message in messages] == ["system", "system", "user", "assistant", "tool"]
+    assert [message.role for message in messages] == ["system", "system", "user", "assistant", "assistant", "tool"]
     assert messages[2].to_template() == {"role": "user", "content": "u", "name": "ann"}
-    assert messages[4].to_template() == {"role": "tool", "content": "t", "tool_call_id": "c1"}
+    function = {"name": "f", "arguments": {"x": 1}}
+    calls = [{"id": "c1", "type": "function", "function": function}]
+    assert messages[4].to_template() == {"role": "assistant", "content": "", "tool_calls": calls}
+    assert messages[5].to_template() == {"role": "tool", "content": "t", "tool_call_id": "c1"}
 
 
 def test_text_parts_are_joined_by_line_feeds() -> None:
@@ -65,7 +77,20 @@ def test_lone_message_is_legal_and_may_be_empty(role: str) -> None:
         ([{"role": "user", "content": "x", "name": 3}], InvalidRequest, "messages[0].name"),
         ([{"role": "user", "content": "x", "name": "\ud800"}], InvalidRequest, "messages[0].name"),
         ([{"role": "user", "content": "x", "extra": 1}], InvalidRequest, "messages[0].extra"),
-        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}], Unsupported, "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": None}], InvalidRequest, "messages[0].content"),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], InvalidRequest, "messages[0].content"),
+        ([{"role": "assistant", "content": "x", "tool_calls": "f()"}], InvalidRequest, "messages[0].tool_calls"),
+        (calling(call("1"), role="user"), InvalidRequest, "messages[0].tool_calls"),
+        (calling("f()"), InvalidRequest, "messages[0].tool_calls[0]"),
+        (calling({"id": "1"}), InvalidRequest, "messages[0].tool_calls[0].function"),
+        (calling(call("")), InvalidRequest, "messages[0].tool_calls[0].id"),
+        (calling({**call("1"), "type": "custom"}), Unsupported, "messages[0].tool_calls[0].type"),
+        (calling({**call("1"), "index": 0}), InvalidRequest, "messages[0].tool_calls[0].index"),
+        (calling(call("1", '{"x": 1')), InvalidRequest, "messages[0].tool_calls[0].function.arguments"),
+        (calling(call("1", "[1]")), InvalidRequest, "messages[0].tool_calls[0].function.arguments"),
+        (calling(call("1", {"x": 1})), InvalidRequest, "messages[0].tool_calls[0].function.arguments"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], InvalidRequest, "messages[0].tool_call_id"),
+        ([{"role": "user", "content": "x", "tool_call_id": "1"}], InvalidRequest, "messages[0].tool_call_id"),
     ],
 )
 def test_faulty_messages_are_refused_naming_the_place(value: Any, error: type[TandemError], field: str) -> None:

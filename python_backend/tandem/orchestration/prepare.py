@@ -11,6 +11,7 @@ from tandem.routing.features import extract_features
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.messages import ChatMessage, parse_messages
 from tandem.text.tokenizer import Tokenizer
+from tandem.text.tools import parse_tools
 
 # Beyond this many characters per token of the context only a part is tokenized first: 5 MB would keep a core busy for seconds.
 _PROBE_CHARS_PER_TOKEN = 16
@@ -22,6 +23,7 @@ class PromptInput:
 
     text_input: str | None = None
     messages: str | None = None
+    tools: str | None = None
     path: str = "auto"
     task: str = ""
     api_path: str = ""
@@ -53,14 +55,18 @@ class PromptPreparer:
             given = "neither" if prompt.text_input is None else "both"
             raise InvalidRequest("text_input", given, "give exactly one of text_input and messages")
         if prompt.messages is not None:
-            return self._prepare_chat(prompt, _parse_json(prompt.messages))
+            return self._prepare_chat(prompt, parse_messages(_parse_json("messages", prompt.messages)))
+        if prompt.tools is not None:
+            raise InvalidRequest("tools", prompt.tools, "give messages: tools are shown by the chat template")
         return self._prepare_text(prompt, prompt.text_input or "")
 
     def _prepare_chat(self, prompt: PromptInput, messages: tuple[ChatMessage, ...]) -> PreparedPrompt:
         if self._template is None:
             raise InvalidRequest("messages", "a chat", "this model has no chat template; send text_input instead")
-        self._refuse_huge("messages", "\n".join(message.content for message in messages))
-        input_ids = self._template.encode(messages)
+        tools = () if prompt.tools is None else parse_tools(_parse_json("tools", prompt.tools))
+        calls = [str(call.arguments) for message in messages for call in message.tool_calls]
+        self._refuse_huge("messages", "\n".join([prompt.tools or "", *(message.content for message in messages), *calls]))
+        input_ids = self._template.encode(messages, tools)
         user_texts = [message.content for message in messages if message.role == "user"]
         return self._prepared(prompt, "messages", input_ids, user_texts[-1] if user_texts else "", max(len(user_texts), 1))
 
@@ -95,9 +101,8 @@ class PromptPreparer:
             raise ContextLengthExceeded(field, num_tokens, self._max_seq_len, is_lower_bound=True)
 
 
-def _parse_json(text: str) -> tuple[ChatMessage, ...]:
+def _parse_json(field: str, text: str) -> object:
     try:
-        value = orjson.loads(text)
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest("messages", text, f"give a JSON array of messages ({error})") from None
-    return parse_messages(value)
+        raise InvalidRequest(field, text, f"give a JSON array of {field} ({error})") from None

@@ -18,6 +18,9 @@ Limits, each checked when the template is loaded and refused with SetupError:
 * a template that refuses a plain user message cannot be used.
 
 What is no token of its own in the vocabulary (``[INST]`` of Llama 2) is ordinary text for template and user alike.
+
+Tools go through the template when it writes them in the form of ``tandem.text.tools``, which is tried out when it is loaded; any
+other template gets them as text in ordinary messages.
 """
 
 from __future__ import annotations
@@ -34,15 +37,25 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.errors import InvalidRequest, SetupError
-from tandem.text.messages import ChatMessage
+from tandem.text.messages import ChatMessage, MessageToolCall
 from tandem.text.template_marking import Marking
 from tandem.text.tokenizer import Tokenizer
+from tandem.text.tools import CALL_BEGIN, Tool, as_plain_messages
 
 _PROBES = (
     (ChatMessage("user", "a"),),
     (ChatMessage("system", "b"), ChatMessage("user", "a")),
     (ChatMessage("user", "a"), ChatMessage("assistant", "c"), ChatMessage("user", "d")),
 )
+_TOOL_PROBE = (
+    ChatMessage("user", "a"),
+    ChatMessage("assistant", "", tool_calls=(MessageToolCall("id-1", "probe_of_calls", {"x": "probe of arguments"}),)),
+    ChatMessage("tool", "probe of results", tool_call_id="id-1"),
+)
+_PROBED_TOOL: Tool = {
+    "type": "function",
+    "function": {"name": "probe_of_tools", "description": "b", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class ChatTemplate:
@@ -62,15 +75,19 @@ class ChatTemplate:
             raise SetupError(f"the chat template is faulty in line {error.lineno}: {error.message}") from error
         for number, probe in enumerate(_PROBES):
             self._check_probe(probe, is_required=number == 0)
+        self.has_tools = self._find_tools()
+        """Whether tools go through the template itself."""
 
-    def encode(self, messages: Sequence[ChatMessage], *, field: str = "messages") -> tuple[int, ...]:
+    def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, field: str = "messages") -> tuple[int, ...]:
         """Prompt ids, ending where the assistant's answer begins.
 
         Raises: InvalidRequest when the template refuses the messages (an order of roles it does not know) or would act on
         control-token text inside them.
         """
+        if not self.has_tools:
+            messages, tools = as_plain_messages(messages, tools), ()
         try:
-            plain, marked = self._render(messages)
+            plain, marked = self._render(messages, tools)
         except Exception as error:  # a template is a program of the model's author: it may fail on a message in any way
             raise InvalidRequest(field, _roles(messages), f"the model's chat template refuses it: {_reason(error)}") from error
         if self._marking.unmark(marked) != plain:
@@ -79,22 +96,34 @@ class ChatTemplate:
             )
         return self._tokenizer.encode(marked, add_special_tokens=False)
 
-    def _render(self, messages: Sequence[ChatMessage]) -> tuple[str, str]:
+    def _render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> tuple[str, str]:
         """The plain and the marked text of one conversation."""
         names = self._tokenizer.named_tokens
         variables: dict[str, Any] = {
             "messages": [message.to_template() for message in messages],
             "add_generation_prompt": True,
-            "tools": None,
+            "tools": list(tools) or None,
             "documents": None,
             "strftime_now": datetime.now(timezone.utc).strftime,
         }
         marked_names = {name: self._marking.mark(text) for name, text in names.items()}
         return self._plain.render(variables | names), self._marked.render(variables | marked_names)
 
-    def _check_probe(self, probe: Sequence[ChatMessage], *, is_required: bool) -> None:
+    def _find_tools(self) -> bool:
+        """Whether the template shows tools, calls and results, and calls in our form. Raises: SetupError as for any probe."""
         try:
-            plain, marked = self._render(probe)
+            plain, _ = self._render(_TOOL_PROBE, (_PROBED_TOOL,))
+        except Exception:
+            return False  # a template may know no role tool, for example
+        shown = (CALL_BEGIN, "probe_of_tools", "probe_of_calls", '{"x": "probe of arguments"}', "probe of results")
+        if not all(text in plain for text in shown):
+            return False
+        self._check_probe(_TOOL_PROBE, (_PROBED_TOOL,), is_required=True)
+        return True
+
+    def _check_probe(self, probe: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, is_required: bool) -> None:
+        try:
+            plain, marked = self._render(probe, tools)
         except Exception as error:
             if is_required:
                 raise SetupError(f"the chat template refuses a plain user message: {_reason(error)}") from error

@@ -59,6 +59,7 @@ def _prompt_input(row: RowReader) -> PromptInput:
     return PromptInput(
         text_input=row.text("text_input"),
         messages=row.text("messages"),
+        tools=row.text("tools"),
         path=row.text("path") or "auto",
         task=row.text("task") or "",
         api_path=row.text("api_path") or "",
