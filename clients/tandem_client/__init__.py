@@ -6,6 +6,8 @@
 """
 
 from tandem_client.client import AsyncTandemClient, TandemClient
+from tandem_client.guide import Guide
 from tandem_client.text import Sampling
+from tandem_client.tools import Tool
 
-__all__ = ["AsyncTandemClient", "Sampling", "TandemClient"]
+__all__ = ["AsyncTandemClient", "Guide", "Sampling", "TandemClient", "Tool"]

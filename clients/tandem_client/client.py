@@ -8,8 +8,10 @@ from types import TracebackType
 
 from tandem_client.core import AnswerBuilder, chat_call, prompt_call
 from tandem_client.errors import ClientError
+from tandem_client.guide import Guide
 from tandem_client.results import Answer, Call, Event, Message
 from tandem_client.text import Sampling
+from tandem_client.tools import Tool
 from tandem_client.transport import AsyncTransport, Transport
 
 
@@ -41,20 +43,72 @@ class TandemClient:
         self._transport.close()
 
     def chat(
-        self, messages: str | Sequence[Message], *, model: str = "tandem", task: str | None = None, sampling: Sampling | None = None
+        self,
+        messages: str | Sequence[Message],
+        *,
+        model: str = "tandem",
+        task: str | None = None,
+        sampling: Sampling | None = None,
+        guide: Guide | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
     ) -> Answer:
-        """A complete answer to a text or to messages. Raises: ClientError."""
-        return self._collect(chat_call(messages, model, task, sampling))
+        """A complete answer to a text or to messages.
 
-    def complete(self, prompt: str, *, model: str = "tandem", task: str | None = None, sampling: Sampling | None = None) -> Answer:
+        ``guide`` is what the answer must match. ``tool_choice`` is none, auto, required, or the name of one of ``tools``.
+        Raises: ClientError; ValueError for arguments that contradict each other.
+        """
+        return self._collect(
+            chat_call(
+                messages,
+                model=model,
+                task=task,
+                sampling=sampling,
+                guide=guide,
+                tools=tools,
+                tool_choice=tool_choice,
+                parallel_tool_calls=parallel_tool_calls,
+            )
+        )
+
+    def complete(
+        self,
+        prompt: str,
+        *,
+        model: str = "tandem",
+        task: str | None = None,
+        sampling: Sampling | None = None,
+        guide: Guide | None = None,
+    ) -> Answer:
         """The continuation of a plain text, without a chat template. Raises: ClientError."""
-        return self._collect(prompt_call(prompt, model, task, sampling))
+        return self._collect(prompt_call(prompt, model=model, task=task, sampling=sampling, guide=guide))
 
     def stream(
-        self, messages: str | Sequence[Message], *, model: str = "tandem", task: str | None = None, sampling: Sampling | None = None
+        self,
+        messages: str | Sequence[Message],
+        *,
+        model: str = "tandem",
+        task: str | None = None,
+        sampling: Sampling | None = None,
+        guide: Guide | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
     ) -> Generator[Event, None, None]:
         """One Head, Deltas, one Usage, as they come. Closing the generator stops the generation. Raises: ClientError."""
-        return self._transport.stream(chat_call(messages, model, task, sampling))
+        return self._transport.stream(
+            chat_call(
+                messages,
+                model=model,
+                task=task,
+                sampling=sampling,
+                guide=guide,
+                tools=tools,
+                tool_choice=tool_choice,
+                parallel_tool_calls=parallel_tool_calls,
+            )
+        )
 
     def models(self) -> tuple[str, ...]:
         """Raises: ClientError."""
@@ -100,22 +154,72 @@ class AsyncTandemClient:
         await self._transport.close()
 
     async def chat(
-        self, messages: str | Sequence[Message], *, model: str = "tandem", task: str | None = None, sampling: Sampling | None = None
+        self,
+        messages: str | Sequence[Message],
+        *,
+        model: str = "tandem",
+        task: str | None = None,
+        sampling: Sampling | None = None,
+        guide: Guide | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
     ) -> Answer:
-        """A complete answer to a text or to messages. Raises: ClientError."""
-        return await self._collect(chat_call(messages, model, task, sampling))
+        """A complete answer to a text or to messages.
+
+        ``guide`` is what the answer must match. ``tool_choice`` is none, auto, required, or the name of one of ``tools``.
+        Raises: ClientError; ValueError for arguments that contradict each other.
+        """
+        return await self._collect(
+            chat_call(
+                messages,
+                model=model,
+                task=task,
+                sampling=sampling,
+                guide=guide,
+                tools=tools,
+                tool_choice=tool_choice,
+                parallel_tool_calls=parallel_tool_calls,
+            )
+        )
 
     async def complete(
-        self, prompt: str, *, model: str = "tandem", task: str | None = None, sampling: Sampling | None = None
+        self,
+        prompt: str,
+        *,
+        model: str = "tandem",
+        task: str | None = None,
+        sampling: Sampling | None = None,
+        guide: Guide | None = None,
     ) -> Answer:
         """The continuation of a plain text, without a chat template. Raises: ClientError."""
-        return await self._collect(prompt_call(prompt, model, task, sampling))
+        return await self._collect(prompt_call(prompt, model=model, task=task, sampling=sampling, guide=guide))
 
     def stream(
-        self, messages: str | Sequence[Message], *, model: str = "tandem", task: str | None = None, sampling: Sampling | None = None
+        self,
+        messages: str | Sequence[Message],
+        *,
+        model: str = "tandem",
+        task: str | None = None,
+        sampling: Sampling | None = None,
+        guide: Guide | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
     ) -> AsyncGenerator[Event, None]:
         """One Head, Deltas, one Usage, as they come. Closing the generator stops the generation. Raises: ClientError."""
-        return self._transport.stream(chat_call(messages, model, task, sampling))
+        return self._transport.stream(
+            chat_call(
+                messages,
+                model=model,
+                task=task,
+                sampling=sampling,
+                guide=guide,
+                tools=tools,
+                tool_choice=tool_choice,
+                parallel_tool_calls=parallel_tool_calls,
+            )
+        )
 
     async def models(self) -> tuple[str, ...]:
         """Raises: ClientError."""

@@ -34,7 +34,7 @@ class AsyncGrpcTransport:
 
     async def stream(self, call: Call) -> AsyncGenerator[Event, None]:
         request = text_request(call)
-        reader = ChunkReader(request.request_id)
+        reader = ChunkReader(request.request_id, call.tools)
         try:
             async with aclosing(self._triton.generate(request)) as chunks:
                 async for chunk in chunks:
@@ -63,7 +63,7 @@ class GrpcTransport:
 
     def stream(self, call: Call) -> Generator[Event, None, None]:
         request = text_request(call)
-        reader = ChunkReader(request.request_id)
+        reader = ChunkReader(request.request_id, call.tools)
         try:
             with self._exchange(request) as arrivals:
                 for response in arrivals.read():

@@ -7,8 +7,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tandem_client.errors import ApiError
+from tandem_client.guide import Guide
 from tandem_client.results import Call, Delta, Event, Head, TokenLogProb, Usage
+from tandem_client.tool_calls import CallDelta
+from tandem_client.tools import ToolUse
 
+# The name of each type of guide in the API (vLLM's), and whether its text is JSON that the API takes as such.
+_GUIDE_FIELDS = {
+    "json_schema": ("json", True),
+    "regex": ("regex", False),
+    "choice": ("choice", True),
+    "ebnf_grammar": ("grammar", False),
+    "structural_tag": ("structural_tag", True),
+}
 _PATH_BY_MODEL = {"tandem-fast": "fast", "tandem-slow": "slow"}
 # Our names are the tensor names; these fields have other names in the OpenAI API.
 _SAME_NAMES = (
@@ -45,7 +56,28 @@ def body(call: Call) -> dict[str, Any]:
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in pairs}
     if sampling.return_log_probs:
         fields |= _log_prob_fields(call)
+    if call.guide is not None:
+        fields["structured_outputs"] = _guide_field(call.guide)
+    if call.tools is not None:
+        fields |= _tool_fields(call.tools)
     return fields
+
+
+def _guide_field(guide: Guide) -> dict[str, Any]:
+    name, is_json = _GUIDE_FIELDS[guide.type]
+    return {name: json.loads(guide.text) if is_json else guide.text}
+
+
+def _tool_fields(use: ToolUse) -> dict[str, Any]:
+    """Raises nothing; whatever the client's tools can say, the API can."""
+    choice: str | dict[str, Any] = use.mode
+    if use.mode == "named":
+        choice = {"type": "function", "function": {"name": use.callable_names[0]}}
+    return {
+        "tools": [tool.to_json() for tool in use.tools],
+        "tool_choice": choice,
+        "parallel_tool_calls": use.is_parallel,
+    }
 
 
 def _log_prob_fields(call: Call) -> dict[str, Any]:
@@ -80,17 +112,24 @@ def read_line(line: str) -> Iterator[Event]:
         error = event["error"]
         raise ApiError(error["message"], status=500, code=error["code"], field=error["param"])
     for choice in event["choices"]:
+        delta = choice.get("delta", {})
         yield Delta(
             index=choice["index"],
-            text=choice["text"] if "text" in choice else choice["delta"].get("content") or "",
+            text=choice["text"] if "text" in choice else delta.get("content") or "",
             finish_reason=choice["finish_reason"],
             path=_PATH_BY_MODEL.get(event["model"], ""),
             log_probs=tuple(_log_probs(choice["logprobs"])),
+            tool_calls=tuple(_call_delta(call) for call in delta.get("tool_calls") or ()),
         )
     if event.get("usage"):
         usage = event["usage"]
         details = usage.get("prompt_tokens_details") or {}
         yield Usage(usage["prompt_tokens"], usage["completion_tokens"], details.get("cached_tokens", 0))
+
+
+def _call_delta(call: Mapping[str, Any]) -> CallDelta:
+    function = call["function"]
+    return CallDelta(call["index"], function.get("arguments", ""), call.get("id"), function.get("name"))
 
 
 def _log_probs(value: dict[str, Any] | None) -> Iterator[TokenLogProb]:

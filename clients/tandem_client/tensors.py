@@ -32,6 +32,9 @@ def encode_request(request: TextRequest) -> list[InferInput]:
     values: dict[str, Any] = {name: getattr(sampling, name) for name in sampling.__slots__}
     values.update(
         messages=request.messages,
+        tools=request.tools,
+        guided_decoding_guide_type=request.guide and request.guide.type,
+        guided_decoding_guide=request.guide and request.guide.text,
         path=request.path,
         task=request.task,
         api_path=request.api_path,

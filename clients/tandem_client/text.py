@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tandem_client.guide import Guide
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -37,12 +39,15 @@ class TextRequest:
     """One request to ``tandem``: either ``prompts`` (raw text, one row each) or ``messages`` (a JSON array), never both.
 
     ``path`` is auto, fast or slow. ``task``, ``api_path`` and ``source`` are what the routing rules may look at. Computed
-    prompts are reused between requests of one ``cache_salt``.
+    prompts are reused between requests of one ``cache_salt``. ``tools`` is a JSON array for the chat template; ``guide`` is what
+    the answer must match.
     """
 
     request_id: str
     prompts: tuple[str, ...] = ()
     messages: str | None = None
+    tools: str | None = None
+    guide: Guide | None = None
     path: str = "auto"
     task: str | None = None
     api_path: str | None = None

@@ -109,7 +109,7 @@ class AnsweringResponse(Response):
         return asked
 
     async def _relay(self, run: Run, asked: Asked, sender: _Sender, record: RequestRecord) -> None:
-        answer = Answer(asked.text)
+        answer = Answer(asked.text, asked.tools)
         envelope = Envelope(
             id=record.completion_id,
             created=int(time.time()),
@@ -123,7 +123,7 @@ class AnsweringResponse(Response):
                 async for batch in batches:
                     pieces, error = _add_all(answer, batch)
                     record.is_generating = record.is_generating or bool(batch)
-                    if any(piece.text for piece in pieces):
+                    if any(piece.parts for piece in pieces):
                         record.note_content()
                     if asked.is_stream and not sender.is_started and pieces:
                         await sender.start_events(_path_headers(answer))

@@ -30,8 +30,7 @@ def _short_text(value: Any) -> bool:
     return value is None or (isinstance(value, str) and len(value) <= 512)
 
 
-_LATER = "leave it out: guided output is not offered by this version"
-_NO_TOOLS = "leave it out: tool calls are not offered by this version"
+_OLD_TOOLS = "leave it out: use tools and tool_choice, which have taken its place"
 _NO_AUDIO = "leave it out: only text is offered"
 
 COMMON: dict[str, Neutral] = {
@@ -41,12 +40,6 @@ COMMON: dict[str, Neutral] = {
     "prompt_cache_key": Neutral(_short_text, "give a text of at most 512 characters"),
     # Accepted when off.
     "service_tier": Neutral(_only("auto", "default"), "use auto or default"),
-    "response_format": Neutral(_only({"type": "text"}), _LATER),
-    "structured_outputs": Neutral(_only(), _LATER),
-    "guided_json": Neutral(_only(), _LATER),
-    "guided_regex": Neutral(_only(), _LATER),
-    "guided_choice": Neutral(_only(), _LATER),
-    "guided_grammar": Neutral(_only(), _LATER),
     "priority": Neutral(_only(0), "leave it out or give 0: priorities are not offered by this version"),
     "prompt_cache_retention": Neutral(_only("in_memory"), "leave it out: cached prompts live in memory only"),
 }
@@ -54,11 +47,8 @@ COMMON: dict[str, Neutral] = {
 CHAT: dict[str, Neutral] = {
     **COMMON,
     "store": Neutral(_only(False), "use false: answers are never stored"),
-    "tools": Neutral(_only([]), _NO_TOOLS),
-    "tool_choice": Neutral(_only("none", "auto"), _NO_TOOLS),
-    "parallel_tool_calls": Neutral(_only(True, False), "give true or false"),
-    "functions": Neutral(_only([]), _NO_TOOLS),
-    "function_call": Neutral(_only("none", "auto"), _NO_TOOLS),
+    "functions": Neutral(_only([]), _OLD_TOOLS),
+    "function_call": Neutral(_only("none", "auto"), _OLD_TOOLS),
     "modalities": Neutral(_only(["text"]), _NO_AUDIO),
     "audio": Neutral(_only(), _NO_AUDIO),
     "prediction": Neutral(_only(), "leave it out: predicted outputs are not offered"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tandem_client.tool_calls import CallDelta
 from tandem_gateway.answer import Answer, Choice, Piece
 from tandem_gateway.translate import MODEL_BY_PATH
 
@@ -65,6 +66,8 @@ def usage_event(envelope: Envelope, renderer: Renderer, answer: Answer) -> Json:
 
 
 class ChatRenderer:
+    """Chat completions. Log-probabilities are of all generated tokens, those of tool calls too."""
+
     operation = "chat"
     id_prefix = "chatcmpl-"
     event_kind = "chat.completion.chunk"
@@ -73,7 +76,7 @@ class ChatRenderer:
         choices = [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": self._message(choice),
                 "logprobs": self._log_probs(envelope, choice.log_probs),
                 "finish_reason": choice.finish_reason,
             }
@@ -83,9 +86,15 @@ class ChatRenderer:
 
     def events(self, envelope: Envelope, piece: Piece) -> Iterator[Json]:
         if piece.is_first:
-            yield self._event(envelope, piece, {"role": "assistant", "content": ""}, None, None)
-        if piece.text or piece.log_probs:
-            yield self._event(envelope, piece, {"content": piece.text}, self._log_probs(envelope, piece.log_probs), None)
+            # With tools nobody knows yet whether there will be content.
+            content = "" if piece.choice.reader is None else None
+            yield self._event(envelope, piece, {"role": "assistant", "content": content}, None, None)
+        log_probs = piece.log_probs
+        for part in piece.parts:
+            yield self._event(envelope, piece, self._delta(part), self._log_probs(envelope, log_probs), None)
+            log_probs = []
+        if log_probs:
+            yield self._event(envelope, piece, {"content": ""}, self._log_probs(envelope, log_probs), None)
         if piece.finish_reason is not None:
             yield self._event(envelope, piece, {}, None, piece.finish_reason)
 
@@ -94,8 +103,31 @@ class ChatRenderer:
         return envelope.event(self.event_kind, piece.path, [choice])
 
     @staticmethod
+    def _message(choice: Choice) -> Json:
+        if choice.reader is None:
+            return {"role": "assistant", "content": choice.text, "refusal": None}
+        message: Json = {"role": "assistant", "content": choice.text or None, "refusal": None}
+        if choice.call_parts:
+            message["tool_calls"] = [_call(parts) for parts in choice.call_parts]
+        return message
+
+    @staticmethod
+    def _delta(part: str | CallDelta) -> Json:
+        if isinstance(part, str):
+            return {"content": part}
+        if part.id is None:
+            return {"tool_calls": [{"index": part.index, "function": {"arguments": part.arguments}}]}
+        return {"tool_calls": [{"index": part.index, **_call([part])}]}
+
+    @staticmethod
     def _log_probs(envelope: Envelope, content: list[Json]) -> Json | None:
         return {"content": content, "refusal": None} if envelope.wants_log_probs else None
+
+
+def _call(parts: list[CallDelta]) -> Json:
+    """A tool call; the first part has its id and name."""
+    arguments = "".join(part.arguments for part in parts)
+    return {"id": parts[0].id, "type": "function", "function": {"name": parts[0].name, "arguments": arguments}}
 
 
 class CompletionRenderer:

@@ -8,62 +8,48 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from tandem.errors import InvalidRequest, quote
 from tandem_gateway.errors import HttpError, invalid
+from tandem_gateway.formats import ResponseFormat, Schema, StructuredOutputs
+from tandem_gateway.strict import MAX_INT32, NonEmpty, StopString, Strict, Text, TokenCount
+from tandem_gateway.tool_bodies import MAX_TOOLS, FunctionTool, MadeCall, ToolChoice
 
-MAX_INT32 = 2**31 - 1
 MAX_STOPS = 16
-MAX_STOP_CHARS = 256
 
 
-class _Strict(BaseModel):
-    # Literals are matched exactly, numbers are never made from text, NaN and Infinity are no numbers.
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
-
-
-def _valid_text(value: str) -> str:
-    value.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
-    return value
-
-
-Text = Annotated[str, AfterValidator(_valid_text)]
-NonEmpty = Annotated[Text, Field(min_length=1)]
-StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-TokenCount = Annotated[int, Field(ge=1, le=MAX_INT32)]
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """A content part; only text is offered."""
 
     type: Literal["text"]
     text: Text
 
 
-class Message(_Strict):
-    """One chat message. ``tool`` messages are texts of their own role; calls of tools are not offered."""
+class Message(Strict):
+    """One chat message. That roles and calls fit together is checked where the chat template is applied."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    # None only beside tool_calls.
+    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
+    tool_calls: list[MadeCall] | None = None
     # Fields of an answer that clients send back with it: fine while empty.
     refusal: None = None
-    tool_calls: None = None
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     reasoning_content: None = None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     # Padding against traffic analysis: off here, so only false is taken.
     include_obfuscation: Literal[False] | None = None
 
 
-class Generation(_Strict):
+class Generation(Strict):
     """What chat and plain completions share."""
 
     model: Text
@@ -86,10 +72,20 @@ class Generation(_Strict):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=512)] | None = None
+    # What the answer must match: OpenAI's field, vLLM's, and vLLM's of before.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: NonEmpty | None = None
+    guided_choice: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
+    guided_grammar: NonEmpty | None = None
 
 
 class ChatBody(Generation):
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -180,6 +176,8 @@ def _remedy(detail: Any) -> str:
         return f"give at most {context['max_length']}" + (" characters" if kind.startswith("string") else "")
     if kind == "literal_error":
         return f"use {context['expected']}"
+    if kind == "string_pattern_mismatch":
+        return "use 1 to 64 letters, digits, _ and -"
     return _REMEDIES.get(kind, "see docs/api.md for what this field takes")
 
 

@@ -11,12 +11,17 @@ import orjson
 
 from tandem.errors import InvalidRequest, ModelNotFound
 from tandem_client.text import Sampling, TextRequest
-from tandem_gateway.field_names import CHAT_FIELDS, COMPLETION_FIELDS
+from tandem_client.tools import ToolUse
+from tandem_gateway.errors import invalid
+from tandem_gateway.field_names import CHAT_FIELDS, COMPLETION_FIELDS, FieldNames
 from tandem_gateway.fields import CHAT, COMPLETION, take_out_neutral
+from tandem_gateway.guides import read_guide
 from tandem_gateway.keys import cache_salt
 from tandem_gateway.record import RequestRecord
-from tandem_gateway.schemas import MAX_INT32, ChatBody, CompletionBody, Generation, Message, validate
+from tandem_gateway.schemas import ChatBody, CompletionBody, Generation, Message, validate
 from tandem_gateway.settings import GatewaySettings
+from tandem_gateway.strict import MAX_INT32
+from tandem_gateway.tool_use import read_tools
 
 # OpenAI's defaults where they differ from what the engines do when nothing is said.
 DEFAULT_TEMPERATURE = 1.0
@@ -32,19 +37,20 @@ _MAX_HINT_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request after every check the gateway can make. ``field_names``: tensor name -> what this caller calls it."""
+    """One request after every check the gateway can make. ``tools``: None where the answer is text alone."""
 
     text: TextRequest
     model: str
     is_stream: bool
     include_usage: bool
-    field_names: Mapping[str, str]
+    field_names: FieldNames
+    tools: ToolUse | None = None
 
 
 def read_chat(payload: dict[str, Any], headers: Mapping[str, str], settings: GatewaySettings, record: RequestRecord) -> Asked:
     """A body of ``/v1/chat/completions``. Raises: TandemError with the HTTP status of the refusal."""
     body = validate(ChatBody, take_out_neutral(payload, CHAT))
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs", body.top_logprobs, "set logprobs to true as well, or leave it out")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequest(
@@ -57,8 +63,8 @@ def read_chat(payload: dict[str, Any], headers: Mapping[str, str], settings: Gat
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
     )
-    messages = orjson.dumps([_message(message) for message in body.messages]).decode()
-    return _asked(body, headers, CHAT_PATH, sampling, record, prompts=(), messages=messages)
+    messages = orjson.dumps([_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]).decode()
+    return _asked(body, headers, CHAT_PATH, sampling, record, messages=messages, tools=read_tools(body))
 
 
 def read_completion(payload: dict[str, Any], headers: Mapping[str, str], settings: GatewaySettings, record: RequestRecord) -> Asked:
@@ -76,7 +82,7 @@ def read_completion(payload: dict[str, Any], headers: Mapping[str, str], setting
         logprobs=body.logprobs is not None,
         top_logprobs=body.logprobs or 0,
     )
-    return _asked(body, headers, COMPLETION_PATH, sampling, record, prompts=prompts, messages=None)
+    return _asked(body, headers, COMPLETION_PATH, sampling, record, prompts=prompts)
 
 
 def _asked(
@@ -86,8 +92,9 @@ def _asked(
     sampling: Sampling,
     record: RequestRecord,
     *,
-    prompts: tuple[str, ...],
-    messages: str | None,
+    prompts: tuple[str, ...] = (),
+    messages: str | None = None,
+    tools: ToolUse | None = None,
 ) -> Asked:
     path = PATH_BY_MODEL.get(body.model)
     if path is None:
@@ -95,10 +102,13 @@ def _asked(
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "an object", "set stream to true as well, or leave it out")
     metadata = body.metadata or {}
+    asked_guide = read_guide(body, tools)
     text = TextRequest(
         request_id=record.completion_id,
         prompts=prompts,
         messages=messages,
+        tools=None if tools is None else tools.prompt_json,
+        guide=None if asked_guide is None else asked_guide.guide,
         path=path,
         task=_hint("metadata.task", metadata.get("task")) or _hint("x-tandem-task", headers.get("x-tandem-task")),
         api_path=api_path,
@@ -113,7 +123,8 @@ def _asked(
         model=body.model,
         is_stream=bool(body.stream),
         include_usage=include_usage,
-        field_names=CHAT_FIELDS if messages is not None else COMPLETION_FIELDS,
+        field_names=FieldNames(CHAT_FIELDS if messages is not None else COMPLETION_FIELDS, asked_guide),
+        tools=tools,
     )
 
 
@@ -165,11 +176,15 @@ def _logit_bias(raw: dict[str, float]) -> dict[int, float]:
     return bias
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, field: str) -> dict[str, Any]:
     """A message as the chat template reads it; parts stay parts, because joining them is the template's business."""
     # The templates know no developer role; OpenAI's API treats it as the newer name of system.
     shown: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    shown["content"] = message.content if isinstance(message.content, str) else [part.model_dump() for part in message.content]
+    if message.content is None and not message.tool_calls:
+        raise invalid(f"{field}.content", "null", "give a text; only a message with tool_calls can be without")
+    shown["content"] = [part.model_dump() for part in message.content] if isinstance(message.content, list) else message.content
+    if message.tool_calls:
+        shown["tool_calls"] = [call.model_dump() for call in message.tool_calls]
     if message.name is not None:
         shown["name"] = message.name
     if message.tool_call_id is not None:
