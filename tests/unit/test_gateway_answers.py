@@ -36,6 +36,7 @@ def usage_of(prompt: int, completion: int) -> dict[str, object]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     }
 
 
