@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tandem.errors import EngineFailure, InvalidRequest, to_wire
-from tandem_client import AsyncTandemClient, Sampling, TandemClient
+from tandem_client import AsyncTandemClient, Guide, Sampling, TandemClient, Tool
 from tandem_client.errors import ApiError, ClientError, ConnectionFailed
 from tandem_client.results import Answer, Call, Delta, Head, Usage
 from tandem_client.text import TextChunk, TextRequest
+from tandem_client.tools import ToolUse
 from tests.unit import gateway_fakes, triton_fakes
 from tests.unit.gateway_fakes import FakeBackend, RunningGateway, running_gateway, wait_until
 from tests.unit.triton_fakes import FakeTriton, running_triton
@@ -219,3 +220,65 @@ def test_call_when_both_or_no_prompt_then_value_error() -> None:
         Call()
     with pytest.raises(ValueError, match="one of the two"):
         Call(messages=({"role": "user", "content": "x"},), prompt="y")
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide.json_object(),
+        Guide.json_schema({"type": "object", "properties": {"é": {"type": "integer"}}}),
+        Guide.regex("a+"),
+        Guide.choice(["yes", "no"]),
+        Guide.grammar('root ::= "a"'),
+        Guide.structural_tag({"structures": [{"begin": "<a>", "schema": {}, "end": ""}], "triggers": ["<a>"]}),
+    ],
+    ids=lambda guide: guide.type,
+)
+@pytest.mark.parametrize("method", ["chat", "complete"])
+def test_guide_when_given_then_reaches_the_text_model(server: Server, method: str, guide: Guide) -> None:
+    ask(server, method, "hi", guide=guide)
+    if server.is_http:
+        assert server.gateway.backend.requests[-1].guide == guide
+    else:
+        sent = server.triton.requests[-1]
+        assert (sent["guided_decoding_guide_type"].item(), sent["guided_decoding_guide"].item()) == (guide.type, guide.text)
+
+
+TOOLS = (Tool("now"), Tool("add", "Two numbers", {"type": "object", "properties": {"a": {"type": "integer"}}}))
+
+
+@pytest.mark.parametrize(
+    ("choice", "use", "pieces"),
+    [
+        (
+            "auto",
+            ToolUse(TOOLS, "auto", ("now", "add")),
+            ["Hm.<tool_", 'call>\n{"name": "add", "arguments": {"a"', ": 1}}\n</tool_call>"],
+        ),
+        ("required", ToolUse(TOOLS, "required", ("now", "add")), ['[{"name": "add", "arguments": {"a"', ": 1}}]"]),
+        ("add", ToolUse(TOOLS, "named", ("add",)), ['{"a"', ": 1}"]),
+    ],
+)
+def test_tools_when_called_then_typed_calls(server: Server, choice: str, use: ToolUse, pieces: list[str]) -> None:
+    server.gateway.backend.script = gateway_fakes.says(*pieces)
+    ends = [""] * (len(pieces) - 1) + ["stop"]
+    server.triton.answers = lambda tensors, context: map(triton_fakes.response, pieces, ends)
+    answer: Answer = ask(server, "chat", "hi", tools=TOOLS, tool_choice=choice)
+    (call,) = answer.tool_calls
+    assert (call.name, call.arguments, answer.finish_reason) == ("add", '{"a": 1}', "tool_calls")
+    assert answer.text == ("Hm." if choice == "auto" else "")
+    assert answer.latency.ttft_s is not None
+    message = answer.choices[0].message
+    assert message["content"] == (answer.text or None)
+    assert message["tool_calls"][0]["id"] == call.id
+    if server.is_http:
+        asked = server.gateway.backend.requests[-1]
+        assert (asked.tools, asked.guide) == (use.prompt_json, use.guide)
+    else:
+        sent = server.triton.requests[-1]
+        assert (sent["tools"].item(), sent["guided_decoding_guide"].item()) == (use.prompt_json, use.guide.text)
+
+
+def test_tools_beside_raw_text_then_value_error() -> None:
+    with pytest.raises(ValueError, match="messages"):
+        Call(prompt="x", tools=ToolUse(TOOLS, "auto", ("now",)))
