@@ -50,6 +50,18 @@ class AdmissionConfig:
             raise SetupError(f"scheduling_policy is {self.policy!r}; give one of {', '.join(SCHEDULING_POLICIES)}")
 
 
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What a prediction needs to know. ``num_output_tokens`` is predicted; ``num_tokens``: that and the prompt together."""
+
+    num_waiting: int
+    num_in_flight: int
+    max_in_flight: int
+    num_tokens_in_flight: float
+    num_output_tokens: float
+    num_tokens: float
+
+
 class AdmissionQueue:
     """The queue of one engine. Thread-safe. A decision costs O(log n) of those that wait."""
 
@@ -63,6 +75,7 @@ class AdmissionQueue:
         self._lengths = LengthPredictor()
         self._num_joined = 0
         self._num_in_flight = 0
+        self._num_tokens_in_flight = 0.0
         self._ms_per_token = _FIRST_MS_PER_TOKEN
         self._last_left_s = 0.0
 
@@ -76,14 +89,30 @@ class AdmissionQueue:
         with self._lock:
             return self._num_in_flight
 
-    def join(self, kind: RequestKind, num_prompt_tokens: int) -> Place:
-        """Take a place, in flight at once when there is room. ``leave`` must follow. Raises: Overloaded."""
+    def state(self, kind: RequestKind, num_prompt_tokens: int) -> QueueState:
+        """For a request that would join now."""
+        with self._lock:
+            num_output_tokens = self._lengths.remaining_tokens(kind)
+            return QueueState(
+                num_waiting=len(self._waiting),
+                num_in_flight=self._num_in_flight,
+                max_in_flight=self._config.max_in_flight,
+                num_tokens_in_flight=self._num_tokens_in_flight,
+                num_output_tokens=num_output_tokens,
+                num_tokens=num_prompt_tokens + num_output_tokens,
+            )
+
+    def join(self, kind: RequestKind, num_prompt_tokens: int, slo_ttft_ms: float | None = None) -> Place:
+        """Take a place, in flight at once when there is room. ``leave`` must follow.
+
+        ``slo_ttft_ms``: of this request, None for that of the queue. Raises: Overloaded.
+        """
         with self._lock:
             has_room = self._num_in_flight < self._config.max_in_flight
             if not has_room and len(self._waiting) >= self._config.max_waiting:
                 raise Overloaded(f"{self._engine} is full ({self._config.max_waiting} requests wait for it); try again later")
             num_tokens = num_prompt_tokens + self._lengths.remaining_tokens(kind)
-            ticket = self._aging.arrive(self._num_joined, num_tokens, self._key(num_tokens))
+            ticket = self._aging.arrive(self._num_joined, num_tokens, self._key(num_tokens, slo_ttft_ms))
             self._num_joined += 1
             place = Place(self, kind, ticket, num_tokens)
             self._waiting.add(place, ticket)
@@ -107,6 +136,7 @@ class AdmissionQueue:
             if not place.was_admitted:
                 return
             self._num_in_flight -= 1
+            self._num_tokens_in_flight -= place.num_tokens
             if num_output_tokens is not None:
                 self._lengths.learn(place.kind, num_output_tokens)
             self._learn_pace(place.num_tokens)
@@ -120,12 +150,13 @@ class AdmissionQueue:
             self._waiting.remove(place)
             self._aging.serve(place.ticket, place.ticket.work_left)
             self._num_in_flight += 1
+            self._num_tokens_in_flight += place.num_tokens
             place.settle(is_admitted=True)
 
-    def _key(self, num_tokens: float) -> float:
+    def _key(self, num_tokens: float, slo_ttft_ms: float | None) -> float:
         if self._config.policy == "fcfs":
             return float(self._num_joined)
-        deadline_ms = self._clock_s() * 1e3 + self._config.slo_ttft_ms
+        deadline_ms = self._clock_s() * 1e3 + (self._config.slo_ttft_ms if slo_ttft_ms is None else slo_ttft_ms)
         return slo_key(deadline_ms=deadline_ms, work_ms=num_tokens * self._ms_per_token)
 
     def _learn_pace(self, num_tokens: float) -> None:

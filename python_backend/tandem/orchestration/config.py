@@ -15,11 +15,15 @@ from tandem.types import Path
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """One engine model. ``max_seq_len`` counts prompt and completion together, as the engine enforces it."""
+    """One engine model. ``max_seq_len`` counts prompt and completion together, as the engine enforces it.
+
+    ``kv_tokens``: what its KV cache holds, for predictions; None: not known.
+    """
 
     name: str
     max_seq_len: int
     tokenizer: Tokenizer
+    kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
@@ -18,6 +19,7 @@ HEAD_CHARS = 1000
 TAIL_CHARS = 400
 
 _MAX_TAG_CHARS = 200
+_MAX_SLO_MS = 3_600_000.0
 _CODE = re.compile(
     r"```|[;{]\s{0,4}$|=>|</\w{1,40}>"
     r"|^\s{0,40}(?:(?:def|class|func|fn|impl|interface|struct)\s{1,4}\w{1,80}\s{0,4}[({:<]|#include\s{0,4}[<\"])"
@@ -33,7 +35,11 @@ _LATIN = re.compile(r"[A-Za-z]")
 
 @dataclass(frozen=True, slots=True)
 class RouteFeatures:
-    """The prompt as rules and classifiers see it. ``text`` is head and tail of the last user message."""
+    """The prompt as rules and classifiers see it. ``text`` is head and tail of the last user message.
+
+    ``threshold``, ``slo_ttft_ms`` and ``slo_tpot_ms`` are the request's own, None for the router's. ``session``: the caller's name
+    of the conversation, empty for none. ``is_tool_result``: the last message is the result of a tool.
+    """
 
     text: str
     num_prompt_tokens: int
@@ -45,6 +51,11 @@ class RouteFeatures:
     has_code: bool = False
     has_arithmetic: bool = False
     language: Language = "other"
+    threshold: float | None = None
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    session: str = ""
+    is_tool_result: bool = False
 
     def to_json(self) -> str:
         return orjson.dumps(asdict(self)).decode()
@@ -72,16 +83,26 @@ def extract_features(
     task: str = "",
     api_path: str = "",
     source: str = "",
+    threshold: float | None = None,
+    slo_ttft_ms: float | None = None,
+    slo_tpot_ms: float | None = None,
+    session: str = "",
+    is_tool_result: bool = False,
 ) -> RouteFeatures:
     """Features of a prompt whose last user text is ``text``. Bounded work whatever its length.
 
-    Raises: InvalidRequest for an unknown ``path`` or an overlong tag.
+    Raises: InvalidRequest for an unknown ``path``, an overlong tag or a number out of its range.
     """
     if path not in get_args(PathChoice):
         raise InvalidRequest("path", path, "use auto, fast or slow")
-    for name, tag in (("task", task), ("api_path", api_path), ("source", source)):
+    for name, tag in (("task", task), ("api_path", api_path), ("source", source), ("session", session)):
         if len(tag) > _MAX_TAG_CHARS:
             raise InvalidRequest(name, tag, f"give at most {_MAX_TAG_CHARS} characters")
+    if threshold is not None and not (math.isfinite(threshold) and 0.0 <= threshold <= 1.0):
+        raise InvalidRequest("threshold", threshold, "give a number from 0 to 1")
+    for name, slo_ms in (("slo_ttft_ms", slo_ttft_ms), ("slo_tpot_ms", slo_tpot_ms)):
+        if slo_ms is not None and not (math.isfinite(slo_ms) and 0.0 < slo_ms <= _MAX_SLO_MS):
+            raise InvalidRequest(name, slo_ms, f"give a number of milliseconds above 0, to {_MAX_SLO_MS:g}")
     excerpt = _excerpt(text)
     return RouteFeatures(
         text=excerpt,
@@ -94,6 +115,12 @@ def extract_features(
         has_code=_CODE.search(excerpt) is not None,
         has_arithmetic=_ARITHMETIC.search(excerpt) is not None,
         language=_language(excerpt),
+        # Numbers travel in 32 bits; 0.42 must come out as 0.42.
+        threshold=None if threshold is None else round(threshold, 6),
+        slo_ttft_ms=slo_ttft_ms,
+        slo_tpot_ms=slo_tpot_ms,
+        session=session,
+        is_tool_result=is_tool_result,
     )
 
 
@@ -112,12 +139,14 @@ def _language(text: str) -> Language:
 
 
 def _check_types(value: dict[str, Any]) -> None:
-    texts = ("text", "path", "task", "api_path", "source", "language")
+    texts = ("text", "path", "task", "api_path", "source", "language", "session")
     counts = ("num_prompt_tokens", "num_turns")
-    flags = ("has_code", "has_arithmetic")
+    flags = ("has_code", "has_arithmetic", "is_tool_result")
+    numbers = ("threshold", "slo_ttft_ms", "slo_tpot_ms")
     faulty = [name for name in texts if not isinstance(value[name], str)]
     faulty += [name for name in counts if type(value[name]) is not int or value[name] < 0]
     faulty += [name for name in flags if not isinstance(value[name], bool)]
+    faulty += [name for name in numbers if not (value[name] is None or type(value[name]) in (int, float))]
     faulty += [name for name, kind in (("path", PathChoice), ("language", Language)) if value[name] not in get_args(kind)]
     if faulty:
         raise InvalidRequest("route_features", value[faulty[0]], f"{faulty[0]} has a wrong type or value")

@@ -1,34 +1,25 @@
 """What a prompt asks for, by the words it uses: English with word borders, Chinese as substrings.
 
 The phrase that stands first decides, since people say what they want before they add how: "Prove this and format it as a list" asks
-for a proof, "Translate this proof" for a translation. Claims about routing ("send this to the slow model") are taken out first:
-where a request goes is for its fields to say, not for text that may come from anyone.
+for a proof, "Translate this proof" for a translation. Phrases inside of claims about routing ("send this to the slow model") do not
+count: where a request goes is for its fields to say, not for text that may come from anyone.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from tandem.routing.claims import fold, is_claim, without_claims
+
+__all__ = ["Lexicon", "Phrases", "normalize", "without_claims"]
 
 _HYPHENS = ("-", "_", "‐", "‑", "–", "—")
 # Only ASCII letters and digits make a word longer, so that "请translate一下" holds the word "translate".
 _WORD = re.compile(r"[a-z0-9]+")
-# A claim is a verb of sending and, in the same sentence, a path; or a field of the request spelled out as JSON.
-_QUALITIES = ("slow", "fast", "quick", "big", "large", "small", "strong", "weak", "reasoning", "best")
-_PLACES = ("model", "path", "engine", "route", "lane")
-_QUALITIES_ZH = ("慢", "快", "大", "小", "强", "弱", "推理")
-_PLACES_ZH = ("模型", "路径", "通道", "引擎", "路线")
-_FIELDS = ("path", "task", "route", "source")
-_CLAIM = re.compile(
-    r"(?:\b(?:rout(?:e|ed|ing)|send|sent|forward(?:ed)?|switch|escalate|assign|dispatch|direct|us(?:e|ing)|go(?:es)?|take|pick"
-    r"|choose|prefer|run|want|needs?|requires?|deserves?|via|through)\b"
-    r"|使用|用|走|交给|转到|转给|切换到|切到|路由到|发给|发送到|选择|选)[^.!?。\n]{0,60}?"
-    rf"(?:\b(?:{'|'.join(_QUALITIES)})(?:er|est)? (?:\w{{1,20}} )?(?:{'|'.join(_PLACES)})s?\b"
-    rf"|(?:{'|'.join(_QUALITIES_ZH)})速?的?(?:{'|'.join(_PLACES_ZH)}))"
-    rf"|[\"'](?:{'|'.join(_FIELDS)})[\"'] ?: ?[\"'][^\"'\n]{{0,40}}[\"']"
-)
+# Bounds the work on a text that holds every phrase; those that stand later decide nothing.
+_MAX_CHECKED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,46 +49,42 @@ class Lexicon:
                 self._add(phrase, name)
                 self._chinese.setdefault(phrase[:1], []).append(phrase)
 
-    def leading_intent(self, text: str) -> str | None:
-        """The intent whose phrase stands first in ``text``; of two at one place the longer phrase; None without any."""
-        normal = without_claims(normalize(text))
+    def intents(self, text: str) -> tuple[str, ...]:
+        """The intents of ``text`` in the order in which their phrases first stand in it; of two at one place the longer phrase.
+
+        Phrases inside of claims about routing do not count (:mod:`tandem.routing.claims`).
+        """
+        normal = normalize(text)
         found = [
-            (position, -len(phrase), phrase)
+            (position, -len(phrase), phrase, False)
             for word in self._english.keys() & set(_WORD.findall(normal))
             for phrase in self._english[word]
             if (position := _find_words(normal, phrase)) >= 0
         ]
         if not normal.isascii():
             found += [
-                (position, -len(phrase), phrase)
+                (position, -len(phrase), phrase, True)
                 for char in self._chinese.keys() & set(normal)
                 for phrase in self._chinese[char]
                 if (position := normal.find(phrase)) >= 0
             ]
-        return self._intent_of[min(found)[2]] if found else None
+        kept: list[tuple[int, int, str]] = []
+        for position, minus_length, phrase, is_chinese in sorted(found)[:_MAX_CHECKED]:
+            start = _unclaimed(normal, phrase, position, is_chinese=is_chinese)
+            if start is not None:
+                kept.append((start, minus_length, phrase))
+        return tuple(dict.fromkeys(self._intent_of[phrase] for phrase in _outermost(sorted(kept))))
 
     def _add(self, phrase: str, name: str) -> None:
         assert self._intent_of.setdefault(phrase, name) == name, f"{phrase!r} belongs to two intents"
 
 
 def normalize(text: str) -> str:
-    """Compatibility forms folded (full width, ligatures), case folded, hyphens and runs of blanks as one blank."""
-    folded = text.casefold() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    """Look-alikes and compatibility forms folded, case folded, hyphens and runs of blanks as one blank."""
+    folded = fold(text).casefold()
     for hyphen in _HYPHENS:
         folded = folded.replace(hyphen, " ")
     return "\n".join(" ".join(line.split()) for line in folded.splitlines())
-
-
-def without_claims(normal: str) -> str:
-    """A normalized text without the words that tell the router where to go."""
-    # Looking for words costs far less than the pattern, and nearly every text has no claim.
-    names_path = _has_any(normal, _PLACES + _PLACES_ZH) and _has_any(normal, _QUALITIES + _QUALITIES_ZH)
-    names_field = _has_any(normal, ('"', "'")) and _has_any(normal, _FIELDS)
-    return _CLAIM.sub(" ", normal) if names_path or names_field else normal
-
-
-def _has_any(text: str, words: tuple[str, ...]) -> bool:
-    return any(word in text for word in words)
 
 
 def _first_word(phrase: str) -> str:
@@ -106,9 +93,26 @@ def _first_word(phrase: str) -> str:
     return match[0]
 
 
-def _find_words(text: str, phrase: str) -> int:
-    """Where ``phrase`` stands as whole words, or -1."""
-    start = text.find(phrase)
+def _outermost(found: list[tuple[int, int, str]]) -> Iterator[str]:
+    """The phrases of (start, -length, phrase) in their order, without those that stand inside of one before."""
+    covered_until = 0
+    for start, minus_length, phrase in found:
+        if start >= covered_until:
+            yield phrase
+            covered_until = start - minus_length
+
+
+def _unclaimed(text: str, phrase: str, position: int, *, is_chinese: bool) -> int | None:
+    """Where ``phrase`` stands outside of claims: at ``position`` or at the next place; None when it is at neither."""
+    if not is_claim(text, position, position + len(phrase)):
+        return position
+    again = text.find(phrase, position + 1) if is_chinese else _find_words(text, phrase, position + 1)
+    return again if again >= 0 and not is_claim(text, again, again + len(phrase)) else None
+
+
+def _find_words(text: str, phrase: str, start: int = 0) -> int:
+    """Where ``phrase`` stands as whole words from ``start`` on, or -1."""
+    start = text.find(phrase, start)
     while start >= 0:
         end = start + len(phrase)
         if not (start and _WORD.match(text[start - 1])) and not (end < len(text) and _WORD.match(text[end])):

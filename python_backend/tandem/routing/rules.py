@@ -1,4 +1,4 @@
-"""Ordered rules: the first one whose conditions all hold decides."""
+"""Ordered rules: the first one whose conditions all hold gives the score. The first stage of a decision."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from tandem.routing.decision import Verdict
 from tandem.routing.features import RouteFeatures
 from tandem.routing.intents import Lexicon
+from tandem.routing.stages import Cutoff, Opinion, Question
 
 
 class Prompt:
-    """The features of one request, and its leading intent, looked up once and only if a rule asks for it."""
+    """The features of one request, and the intents of its text, looked up once and only if a rule asks for them."""
 
     def __init__(self, features: RouteFeatures, lexicon: Lexicon) -> None:
         self.features = features
         self._lexicon = lexicon
 
     @cached_property
+    def intents(self) -> tuple[str, ...]:
+        """In the order in which they stand in the text."""
+        return self._lexicon.intents(self.features.text)
+
+    @property
     def intent(self) -> str | None:
-        return self._lexicon.leading_intent(self.features.text)
+        """The leading one."""
+        return self.intents[0] if self.intents else None
 
 
 class Condition(Protocol):
@@ -93,11 +99,15 @@ class AtMost:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``name`` is the reason code that decisions carry; ``when`` holds at least one condition."""
+    """``name`` is the reason code that decisions carry; ``when`` holds at least one condition.
+
+    ``score``: the probability that the fast path suffices when the rule holds. ``engine``: which one, on its path.
+    """
 
     name: str
     when: tuple[Condition, ...]
     engine: str
+    score: float
 
     def evidence(self, prompt: Prompt) -> str | None:
         """What makes every condition hold, or None when some condition does not."""
@@ -109,19 +119,21 @@ class Rule:
             held.append(found)
         return ",".join(held)
 
+    @property
+    def intents(self) -> frozenset[str]:
+        """The intents of which it needs one; empty when it does not look at the text."""
+        return frozenset().union(*(condition.allowed for condition in self.when if isinstance(condition, IntentIn)))
 
-class ExplicitStage:
-    """The caller names the path (the ``model`` of the API, or the ``path`` tensor): nothing else is asked."""
 
-    name = "explicit"
+@dataclass(frozen=True, slots=True)
+class RuleScores:
+    """``prior``: the score when no rule holds. A rule that a keyword decides is **contested** when the text also holds an intent
+    of the other side; its score is then drawn to the middle, ``contested_weight`` (0 to 1) of the way, so that a word more or
+    less can't decide alone.
+    """
 
-    def __init__(self, engines: Mapping[str, str]) -> None:
-        """``engines``: path name -> engine."""
-        self._engines = dict(engines)
-
-    def decide(self, features: RouteFeatures) -> Verdict | None:
-        engine = self._engines.get(features.path)
-        return None if engine is None else Verdict(engine, "path", f"path={features.path}")
+    prior: float = 0.6
+    contested_weight: float = 0.75
 
 
 class RulesStage:
@@ -129,14 +141,30 @@ class RulesStage:
 
     name = "rules"
 
-    def __init__(self, rules: Sequence[Rule], lexicon: Lexicon) -> None:
+    def __init__(self, rules: Sequence[Rule], lexicon: Lexicon, scores: RuleScores) -> None:
         self._rules = tuple(rules)
         self._lexicon = lexicon
+        self._scores = scores
+        # Intent -> on which side of the middle the first rule for it stands.
+        self._is_light: dict[str, bool] = {}
+        for rule in self._rules:
+            for intent in rule.intents:
+                if len(rule.when) == 1:
+                    self._is_light.setdefault(intent, rule.score > 0.5)
 
-    def decide(self, features: RouteFeatures) -> Verdict | None:
-        prompt = Prompt(features, self._lexicon)
+    def ask(self, question: Question, budget_ms: float, cutoff: Cutoff) -> Opinion:
+        """The first rule that holds, or the prior. Takes less than its share of any budget; raises nothing a prompt could cause."""
+        prompt = Prompt(question.features, self._lexicon)
         for rule in self._rules:
             evidence = rule.evidence(prompt)
             if evidence is not None:
-                return Verdict(rule.engine, rule.name, evidence)
-        return None
+                return self._opinion(rule, evidence, prompt)
+        return Opinion(self._scores.prior, "default", "default")
+
+    def _opinion(self, rule: Rule, evidence: str, prompt: Prompt) -> Opinion:
+        is_light = rule.score > 0.5
+        rivals = [name for name in prompt.intents if self._is_light.get(name, is_light) is not is_light] if rule.intents else []
+        if not rivals:
+            return Opinion(rule.score, rule.name, evidence, rule.engine)
+        score = rule.score + (0.5 - rule.score) * self._scores.contested_weight
+        return Opinion(score, rule.name, f"{evidence},against={rivals[0]}", rule.engine)

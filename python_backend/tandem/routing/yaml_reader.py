@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -10,6 +11,7 @@ import yaml
 from tandem.errors import SetupError, quote
 
 _STRING, _INT, _BOOL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int", "tag:yaml.org,2002:bool"
+_FLOAT = "tag:yaml.org,2002:float"
 
 
 class YamlNode:
@@ -71,6 +73,10 @@ class YamlNode:
             raise self.error("got an empty list", "give at least one entry or leave the key out")
         return [YamlNode(node, self._origin) for node in self._node.value]
 
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self._node, yaml.ScalarNode) and self._node.tag == _STRING
+
     def text(self, pattern: str = r"(?s).+") -> str:
         """A string that ``pattern`` matches as a whole."""
         value = self._scalar(_STRING, "a string (in quotes if it looks like a number)")
@@ -90,6 +96,17 @@ class YamlNode:
         value = int(self._scalar(_INT, "a whole number"), 0)
         if value < 0:
             raise self.error(f"got {value}", "give a whole number of at least 0")
+        return value
+
+    def number(self, low: float, high: float) -> float:
+        """A number from ``low`` to ``high``; never NaN or infinite."""
+        is_number = isinstance(self._node, yaml.ScalarNode) and self._node.tag in (_INT, _FLOAT)
+        try:
+            value = float(self._node.value) if is_number else math.nan
+        except ValueError:  # other spellings of YAML: 0x10, 1_000, .inf
+            value = math.nan
+        if not (math.isfinite(value) and low <= value <= high):
+            raise self.error(f"got {self._kind()}", f"give a number from {low:g} to {high:g}")
         return value
 
     def flag(self) -> bool:
