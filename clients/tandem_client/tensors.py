@@ -39,6 +39,10 @@ def encode_request(request: TextRequest) -> list[InferInput]:
         task=request.task,
         api_path=request.api_path,
         source=request.source,
+        threshold=request.threshold,
+        slo_ttft_ms=request.slo_ttft_ms,
+        slo_tpot_ms=request.slo_tpot_ms,
+        session=request.session,
         stream=request.stream,
         cache_salt=request.cache_salt,
     )
@@ -81,6 +85,7 @@ def decode_response(response: Any) -> TextChunk | None:
             path=_text(raw["served_path"]),
             engine=_text(raw["engine"]),
             decision=_text(raw["decision"]),
+            decision_record=_text(raw["decision_record"]),
         )
     except (KeyError, struct.error, UnicodeDecodeError) as error:
         raise EngineFailure(f"the answer of the model breaks its tensor contract ({type(error).__name__}: {error})") from error

@@ -38,9 +38,10 @@ class Sampling:
 class TextRequest:
     """One request to ``tandem``: either ``prompts`` (raw text, one row each) or ``messages`` (a JSON array), never both.
 
-    ``path`` is auto, fast or slow. ``task``, ``api_path`` and ``source`` are what the routing rules may look at. Computed
-    prompts are reused between requests of one ``cache_salt``. ``tools`` is a JSON array for the chat template; ``guide`` is what
-    the answer must match.
+    ``path`` is auto, fast or slow. ``task``, ``api_path`` and ``source`` are what the routing rules may look at, ``threshold`` is
+    the win rate from which on the slow path answers, ``slo_*`` what the answer shall keep; ``session`` names the conversation.
+    Computed prompts are reused between requests of one ``cache_salt``. ``tools`` is a JSON array for the chat template; ``guide``
+    is what the answer must match.
     """
 
     request_id: str
@@ -52,6 +53,10 @@ class TextRequest:
     task: str | None = None
     api_path: str | None = None
     source: str | None = None
+    threshold: float | None = None
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    session: str | None = None
     stream: bool = False
     cache_salt: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -75,7 +80,7 @@ class TextChunk:
     """One response of ``tandem``. ``text`` holds whole characters only.
 
     ``finish_reason`` is "" until the last chunk of a sequence, then stop, length or cancelled. ``num_output_tokens`` counts
-    the sequence's tokens so far. ``log_probs_content`` is a JSON array or "".
+    the sequence's tokens so far. ``log_probs_content`` is a JSON array or "". ``decision_record``: see ``tandem.protocol.ROUTER``.
     """
 
     text: str
@@ -89,3 +94,4 @@ class TextChunk:
     path: str
     engine: str
     decision: str
+    decision_record: str = ""

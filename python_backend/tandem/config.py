@@ -93,7 +93,7 @@ class RouterModelConfig:
     ``max_in_flight`` bounds the requests that one engine is given at a time; ``max_waiting`` more may wait for it, in the order of
     ``scheduling_policy``, and one more is refused as overloaded. ``max_concurrent_requests`` bounds the threads; one row of a
     request takes one, also while it waits for its engine. ``max_queue_size`` rows may wait for a thread, one more is refused as
-    overloaded. ``max_seq_len`` and ``tokens_per_block`` (of the KV cache) are those of the engines, ``engine_profile`` says what
+    overloaded. ``max_seq_len``, ``tokens_per_block`` and ``kv_cache_tokens`` are those of the engines, ``engine_profile`` says what
     kind they are, and so what they can do.
     """
 
@@ -106,6 +106,7 @@ class RouterModelConfig:
     max_queue_size: int
     cancellation_check_period_ms: int
     tokens_per_block: int
+    kv_cache_tokens: int
     max_in_flight: int
     max_waiting: int
     scheduling_policy: SchedulingPolicy
@@ -177,6 +178,7 @@ def router_config(name: str, parameters: Mapping[str, str], home: Path) -> Route
         scheduling_policy=reader.policy("scheduling_policy"),
         slo_ttft_ms=reader.number("slo_ttft_ms", 1, default=2000),
         tokens_per_block=reader.number("tokens_per_block", 1, default=32),
+        kv_cache_tokens=reader.number("kv_cache_tokens", 1, default=16384),
         engine_profile=reader.profile("engine_profile"),
     )
     reader.finish()

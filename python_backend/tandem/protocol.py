@@ -204,12 +204,17 @@ PROMPT_INPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("tools", DType.STRING, (1,), optional=True),
 )
 
-# What the rules of the router look at beside the prompt. path: auto | fast | slow (default auto).
+# What the router looks at beside the prompt. path: auto | fast | slow (default auto). threshold: win rate (0 to 1) from which on
+# this request goes slow. slo_*: milliseconds that the answer shall keep. session: names the conversation, within the tenant.
 ROUTE_INPUTS: tuple[TensorSpec, ...] = (
     TensorSpec("path", DType.STRING, (1,), optional=True),
     TensorSpec("task", DType.STRING, (1,), optional=True),
     TensorSpec("api_path", DType.STRING, (1,), optional=True),
     TensorSpec("source", DType.STRING, (1,), optional=True),
+    TensorSpec("threshold", DType.FP32, (1,), optional=True),
+    TensorSpec("slo_ttft_ms", DType.FP32, (1,), optional=True),
+    TensorSpec("slo_tpot_ms", DType.FP32, (1,), optional=True),
+    TensorSpec("session", DType.STRING, (1,), optional=True),
 )
 
 # Sampling, with the names of TensorRT-LLM's text-level ensemble; the last block is ours.
@@ -283,6 +288,9 @@ ROUTER = ModelSpec(
         TensorSpec("engine", DType.STRING, (1,)),
         # One readable line: stage, reason, cost. The same in every response of a request.
         TensorSpec("decision", DType.STRING, (1,)),
+        # JSON of tandem.routing.explain.DecisionRecord: what the decision rests on, without the prompt. In the first response of a
+        # row, "" in the others.
+        TensorSpec("decision_record", DType.STRING, (1,)),
     ),
 )
 

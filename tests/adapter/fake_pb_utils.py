@@ -165,9 +165,14 @@ class Metric:
     def set(self, value: float) -> None:
         self.value = value
 
+    def increment(self, value: float) -> None:
+        assert value > 0
+        self.value += value
+
 
 class MetricFamily:
     GAUGE = "gauge"
+    COUNTER = "counter"
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         self.name, self.description, self.kind = name, description, kind

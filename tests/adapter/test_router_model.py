@@ -83,6 +83,7 @@ def router_model(service=None, **changes):
         "scheduling_policy": "slo",
         "slo_ttft_ms": 2000,
         "tokens_per_block": 4,
+        "kv_cache_tokens": 1024,
         "engine_profile": "cpu",
     }
     if service is None:
@@ -244,8 +245,13 @@ def test_child_when_it_is_dead_then_engine_failure_without_triton_words(text):
 
 def test_service_when_it_crashes_then_one_error_one_final_and_the_seat_is_free():
     class Broken:
+        counts = RouteCounts()
+
         def open(self, request):
             return SimpleNamespace(cancel=lambda: None)
+
+        def close(self):
+            pass
 
         def run(self, flow, emit):
             raise KeyError("inner detail")

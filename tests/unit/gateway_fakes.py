@@ -41,6 +41,7 @@ def chunk(
         path="fast",
         engine="fast_int4",
         decision="rule: short prompt, 0.1 ms",
+        decision_record='{"version": 1}' if count <= 1 else "",
     )
 
 

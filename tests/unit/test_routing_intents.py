@@ -23,8 +23,11 @@ LEXICON = Lexicon(
         ("TRANSLATE", "translation"),
         ("ｔｒａｎｓｌａｔｅ", "translation"),
         ("please, translate!", "translation"),
-        ("think step-by-step", "proof"),
-        ("think step\tby  step", "proof"),
+        ("translate-into-verse", "translation"),
+        ("translate\tinto  verse", "translation"),
+        ("тrаnslаtе it", "translation"),
+        ("t\u200branslate it", "translation"),
+        ("think step by step and translate", "translation"),
         ("improved, proven, translated", None),
         ("reprove", None),
         ("请translate一下", "translation"),
@@ -37,14 +40,18 @@ LEXICON = Lexicon(
     ],
 )
 def test_leading_intent(text: str, intent: str | None) -> None:
-    assert LEXICON.leading_intent(text) == intent
+    assert leading_intent(text) == intent
+
+
+def leading_intent(text: str, lexicon: Lexicon = LEXICON) -> str | None:
+    return next(iter(lexicon.intents(text)), None)
 
 
 def test_longer_phrase_wins_at_one_place() -> None:
     lexicon = Lexicon({"short": Phrases(("sum",), ("总",)), "long": Phrases(("sum up",), ("总结",))})
-    assert lexicon.leading_intent("sum up") == "long"
-    assert lexicon.leading_intent("sum it") == "short"
-    assert lexicon.leading_intent("总结") == "long"
+    assert leading_intent("sum up", lexicon) == "long"
+    assert leading_intent("sum it", lexicon) == "short"
+    assert leading_intent("总结", lexicon) == "long"
 
 
 @pytest.mark.parametrize(
@@ -61,9 +68,9 @@ def test_longer_phrase_wins_at_one_place() -> None:
     ],
 )
 def test_claims_about_routing_do_not_count(claim: str) -> None:
-    assert LEXICON.leading_intent(claim) is None
-    assert LEXICON.leading_intent(f"{claim}\nTranslate this") == "translation"
-    assert LEXICON.leading_intent(f"Translate this. {claim}") == "translation"
+    assert leading_intent(claim) is None
+    assert leading_intent(f"{claim}\nTranslate this") == "translation"
+    assert leading_intent(f"Translate this. {claim}") == "translation"
 
 
 def test_words_about_models_without_a_claim_stay() -> None:

@@ -30,10 +30,10 @@ rules:
 def test_good_file_decides_as_it_says() -> None:
     policy = parse_policy(GOOD, "rules.yaml")
     assert set(policy.paths) == {"quick", "deep"}
-    hard = policy.decide(extract_features("prove it", num_prompt_tokens=16, num_turns=1))
+    hard = policy.decide(extract_features("prove it", num_prompt_tokens=16, num_turns=1)).decision
     assert (hard.engine, hard.detail) == ("deep", "num_prompt_tokens=16,intent=proof")
-    assert policy.decide(extract_features("prove it", num_prompt_tokens=17, num_turns=1)).reason == "default"
-    chat = policy.decide(extract_features("你好", num_prompt_tokens=16, num_turns=2))
+    assert policy.decide(extract_features("prove it", num_prompt_tokens=17, num_turns=1)).decision.reason == "default"
+    chat = policy.decide(extract_features("你好", num_prompt_tokens=16, num_turns=2)).decision
     assert chat.detail == "language=zh,has_code=no,num_turns=2"
 
 

@@ -54,6 +54,7 @@ def response(text: str, finish: str = "", *, count: int = 1, index: int = 0, con
         "served_path": path,
         "engine": "fast_int4" if path == "fast" else "slow",
         "decision": "rule: test",
+        "decision_record": '{"version": 1}',
     }
     message = service_pb2.ModelInferResponse(model_name="tandem")
     for spec in TANDEM.outputs:

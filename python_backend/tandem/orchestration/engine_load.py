@@ -59,6 +59,4 @@ def predict_all(
     predictors: Mapping[str, EnginePredictor], kind: RequestKind, num_prompt_tokens: int, cached: Mapping[str, int]
 ) -> dict[str, EngineLoad]:
     """``cached``: engine -> tokens of the prompt that it probably holds."""
-    return {
-        engine: predictor.predict(kind, num_prompt_tokens, cached.get(engine, 0)) for engine, predictor in predictors.items()
-    }
+    return {engine: predictor.predict(kind, num_prompt_tokens, cached.get(engine, 0)) for engine, predictor in predictors.items()}

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Mapping
 
 from tandem.errors import EngineFailure
 from tandem.orchestration.admission import AdmissionQueue, Place
 from tandem.orchestration.config import RouterConfig
+from tandem.orchestration.decider import CallLatency, Decider
 from tandem.orchestration.finish import inferred_finish
 from tandem.orchestration.log_probs import TokenReport, content_json, finite_log_prob
 from tandem.orchestration.port import Emit, EnginePort, RouterChunk, RouterRequest
 from tandem.orchestration.sampling import CheckedSampling, check_sampling
 from tandem.orchestration.sequence_text import SequenceText
 from tandem.routing.decision import RouteDecision
+from tandem.routing.explain import DecisionRecord
 from tandem.routing.features import RouteFeatures
-from tandem.routing.policy import RoutingPolicy
 from tandem.scheduling.length import RequestKind
 from tandem.types import CacheHints, EngineRequest, FinishReason, Guide, RequestId, SequenceDelta, TokenLogProbs
 
@@ -38,7 +40,7 @@ class Flow:
         self,
         request: RouterRequest,
         config: RouterConfig,
-        policy: RoutingPolicy,
+        decider: Decider,
         port: EnginePort,
         admission: Mapping[str, AdmissionQueue],
     ) -> None:
@@ -48,7 +50,7 @@ class Flow:
         self.decision: RouteDecision | None = None
         """Set once decided; for metrics and logs."""
         self._config = config
-        self._policy = policy
+        self._decider = decider
         self._port = port
         self._admission = admission
         self._lock = threading.Lock()  # guards the three below
@@ -80,14 +82,15 @@ class Flow:
         """
         guide = self._config.guides.resolve(self.request.guide_type, self.request.guide)
         features = RouteFeatures.from_json(self.request.route_features)
-        decision = self._policy.decide(features)
-        self.decision = decision
-        engine = self._config.engine(decision.engine)
+        record = self._decider.decide(self.request, features)
+        self.decision = record.decision
+        engine = self._config.engine(record.decision.engine)
         checked = check_sampling(self.request.sampling, self.request.prompt_ids, engine, self._config.default_max_tokens)
-        answer = _Answer(self.request, decision, checked, self._config, emit)
+        answer = _Answer(self.request, record, checked, self._config, emit)
         place = self._admission[engine.name].join(
-            RequestKind(features.task, checked.params.max_tokens), len(self.request.prompt_ids)
+            RequestKind(features.task, checked.params.max_tokens), len(self.request.prompt_ids), features.slo_ttft_ms
         )
+        self._decider.note_session(self.request, features, engine.name, 0)
         num_output_tokens: int | None = None
         try:
             if not (self._wait_for(place) and self._enter(engine.name)):
@@ -95,6 +98,7 @@ class Flow:
                 return
             self._call(engine.name, checked, guide, answer)
             num_output_tokens = None if self._is_cancelled else answer.num_output_tokens
+            self._decider.note_session(self.request, features, engine.name, answer.num_output_tokens)
         finally:
             place.leave(num_output_tokens)
 
@@ -110,9 +114,12 @@ class Flow:
         is_streaming = self.request.sampling.stream or bool(checked.stop_strings)
         cache = CacheHints(self.request.cache_salt)
         request = EngineRequest(RequestId(self.child_id), self.request.prompt_ids, checked.params, cache, guide)
+        latency = CallLatency(time.monotonic(), self._admission[engine].num_in_flight, len(self.request.prompt_ids))
         deltas = self._port.generate(engine, request, streaming=is_streaming)
         try:
-            self._relay(deltas, answer, engine, is_streaming=is_streaming)
+            self._relay(_timed(deltas, latency), answer, engine, is_streaming=is_streaming)
+            if is_streaming and not self._is_cancelled:
+                self._decider.learn_latency(engine, latency)
         except BaseException:
             self._port.stop(engine, self.child_id)
             raise
@@ -141,15 +148,24 @@ class Flow:
         answer.end_all(FinishReason.CANCELLED if self._is_cancelled else FinishReason.STOP)
 
 
+def _timed(deltas: Iterator[SequenceDelta], latency: CallLatency) -> Iterator[SequenceDelta]:
+    """The same deltas; notes when those of the first sequence come."""
+    for delta in deltas:
+        if delta.sequence_index == 0:
+            latency.note(time.monotonic(), len(delta.token_ids), delta.num_cached_tokens)
+        yield delta
+
+
 class _Answer:
     """The sequences of one answer and the chunks they become."""
 
     def __init__(
-        self, request: RouterRequest, decision: RouteDecision, checked: CheckedSampling, config: RouterConfig, emit: Emit
+        self, request: RouterRequest, record: DecisionRecord, checked: CheckedSampling, config: RouterConfig, emit: Emit
     ) -> None:
         self._request = request
-        self._decision = decision
-        self._decision_line = decision.line
+        self._decision = record.decision
+        self._decision_line = record.decision.line
+        self._record = record.to_json()  # goes out once, with the first chunk
         self._params = checked.params
         self._tokenizer = config.tokenizer
         self._emit = emit
@@ -233,5 +249,7 @@ class _Answer:
                 path=self._decision.path,
                 engine=self._decision.engine,
                 decision=self._decision_line,
+                decision_record=self._record,
             )
         )
+        self._record = ""

@@ -73,6 +73,7 @@ class RouterChunk:
     path: Path
     engine: str
     decision: str
+    decision_record: str = ""  # JSON of tandem.routing.explain.DecisionRecord in the first chunk of a row, else empty
 
 
 Emit = Callable[[RouterChunk], None]

@@ -28,6 +28,10 @@ class PromptInput:
     task: str = ""
     api_path: str = ""
     source: str = ""
+    threshold: float | None = None
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class PromptPreparer:
         self._refuse_huge("messages", "\n".join([prompt.tools or "", *(message.content for message in messages), *calls]))
         input_ids = self._template.encode(messages, tools)
         user_texts = [message.content for message in messages if message.role == "user"]
-        return self._prepared(prompt, "messages", input_ids, user_texts[-1] if user_texts else "", max(len(user_texts), 1))
+        text, num_turns = user_texts[-1] if user_texts else "", max(len(user_texts), 1)
+        return self._prepared(prompt, "messages", input_ids, text, num_turns, is_tool_result=messages[-1].role == "tool")
 
     def _prepare_text(self, prompt: PromptInput, text: str) -> PreparedPrompt:
         if not text:
@@ -77,7 +82,16 @@ class PromptPreparer:
         input_ids = self._tokenizer.encode(text, add_special_tokens=True, field="text_input")
         return self._prepared(prompt, "text_input", input_ids, text, 1)
 
-    def _prepared(self, prompt: PromptInput, field: str, input_ids: tuple[int, ...], text: str, num_turns: int) -> PreparedPrompt:
+    def _prepared(
+        self,
+        prompt: PromptInput,
+        field: str,
+        input_ids: tuple[int, ...],
+        text: str,
+        num_turns: int,
+        *,
+        is_tool_result: bool = False,
+    ) -> PreparedPrompt:
         if len(input_ids) >= self._max_seq_len:
             raise ContextLengthExceeded(field, len(input_ids), self._max_seq_len)
         features = extract_features(
@@ -88,6 +102,11 @@ class PromptPreparer:
             task=prompt.task,
             api_path=prompt.api_path,
             source=prompt.source,
+            threshold=prompt.threshold,
+            slo_ttft_ms=prompt.slo_ttft_ms,
+            slo_tpot_ms=prompt.slo_tpot_ms,
+            session=prompt.session,
+            is_tool_result=is_tool_result,
         )
         return PreparedPrompt(input_ids, features.to_json())
 

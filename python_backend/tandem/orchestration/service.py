@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tandem.orchestration.admission import AdmissionQueue
 from tandem.orchestration.config import RouterConfig
+from tandem.orchestration.decider import Decider
 from tandem.orchestration.flow import Flow
 from tandem.orchestration.port import Emit, EnginePort, RouterRequest
 from tandem.orchestration.registry import FlowRegistry
+from tandem.orchestration.route_counts import RouteCounts
 from tandem.routing.policy import RoutingPolicy
 
 
@@ -27,13 +29,14 @@ class RouterService:
         self._port = port
         self._registry = FlowRegistry()
         self._admission = {engine.name: AdmissionQueue(engine.name, config.admission) for engine in config.engines}
+        self._decider = Decider(config, policy, self._admission)
 
     def open(self, request: RouterRequest) -> Flow:
         """Register a request. ``run`` must follow, or the registration stays. Open all rows of a request before running one.
 
         Raises nothing a caller can cause.
         """
-        flow = Flow(request, self._config, self._policy, self._port, self._admission)
+        flow = Flow(request, self._config, self._decider, self._port, self._admission)
         self._registry.add(flow)
         return flow
 
@@ -51,6 +54,15 @@ class RouterService:
     def stop(self, request_id: str) -> int:
         """Cancel the flows of a request (one per row); returns how many ran. Unknown ids are no error."""
         return self._registry.stop(request_id)
+
+    def close(self) -> None:
+        """Call when nothing runs any more."""
+        self._policy.close()
+
+    @property
+    def counts(self) -> RouteCounts:
+        """What was decided so far."""
+        return self._decider.counts
 
     @property
     def num_running(self) -> int:

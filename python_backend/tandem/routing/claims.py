@@ -22,12 +22,15 @@ _LOOK_ALIKES = str.maketrans(
     "aAeEoOpPcCyYxXiIjJsSdhlbBkKmMtTnHraAbBeEikIKoOpPtTuYxXvNZHM",
 ) | str.maketrans(_IPA, _IPA_AS)
 # Zero-width and direction marks, soft hyphens, variation selectors, and stacked accents.
-_INVISIBLE = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
+_INVISIBLE_CHARS = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
 )
+_INVISIBLE = re.compile(f"[{_INVISIBLE_CHARS}]")
 _ACCENTS = re.compile("[\u0300-\u036f\u0489]")
 _LATIN = re.compile(r"[A-Za-z]")
 _OTHER_ALPHABET = re.compile("[\u0370-\u03ff\u0400-\u052f]")
+# What folding is about at all; most texts hold none of it.
+_SUSPECT = re.compile(f"[{_INVISIBLE_CHARS}{_IPA}\u0300-\u036f\u0370-\u052f]")
 _MIXED_WORD = re.compile("[A-Za-z][\u0370-\u03ff\u0400-\u052f]|[\u0370-\u03ff\u0400-\u052f][A-Za-z]")
 _NEARBY_CHARS = 90
 
@@ -94,7 +97,7 @@ _HARDNESS_CLAIM = re.compile(
 )
 _ORDER = re.compile(
     r"\b(?:ignore|disregard|forget|override|bypass)\b[^.!?。\n]{0,30}?\b(?:rules?|instructions?|routing|router|classifier|thresholds?"
-    r"|policy|policies|polic(?:y|ies)|scor(?:e|er|ing))\b[.!]?|(?:忽略|无视|忘记)[^.!?。\n]{0,12}?(?:规则|指令|指示|路由)",
+    r"|polic(?:y|ies)|scor(?:e|er|ing))\b[.!]?|(?:忽略|无视|忘记)[^.!?。\n]{0,12}?(?:规则|指令|指示|路由)",
     re.IGNORECASE,
 )
 _GUARDS: tuple[tuple[tuple[tuple[str, ...], ...], re.Pattern[str]], ...] = (
@@ -106,7 +109,8 @@ _GUARDS: tuple[tuple[tuple[tuple[str, ...], ...], re.Pattern[str]], ...] = (
         (
             (
                 *_HARDNESS.split("|"), "think", "reason", "step", "take ", "can ", "quick", "thought", "analysis", "deliberation",
-                "expertise", "immediately", "instantly", "fast", "步", "难", "杂", "简单", "容易", "思考", "推理", "想", "快速", "立即", "马上",
+                "expertise", "immediately", "instantly", "fast",
+                "步", "难", "杂", "简单", "容易", "思考", "推理", "想", "快速", "立即", "马上",
             ),
         ),
         _HARDNESS_CLAIM,
@@ -122,7 +126,10 @@ def fold(text: str) -> str:
     """
     if text.isascii():
         return text
-    folded = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
+    folded = unicodedata.normalize("NFKC", text)
+    if not _SUSPECT.search(folded):
+        return folded
+    folded = _INVISIBLE.sub("", folded)
     if _OTHER_ALPHABET.search(folded) and (_MIXED_WORD.search(folded) or _prevails_latin(folded)):
         folded = folded.translate(_LOOK_ALIKES)
     else:

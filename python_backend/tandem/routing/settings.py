@@ -184,7 +184,7 @@ def _number(got: Mapping[str, YamlNode], key: str, default: float, low: float, h
     return got[key].number(low, high) if key in got else default
 
 
-def _flag(got: Mapping[str, YamlNode], key: str, default: bool) -> bool:  # noqa: FBT001
+def _flag(got: Mapping[str, YamlNode], key: str, default: bool) -> bool:
     return got[key].flag() if key in got else default
 
 

@@ -41,7 +41,7 @@ class Opinion:
     engine: str | None = None
 
 
-class Declined(Exception):  # noqa: N818  (not an error: a stage that says no)
+class Declined(Exception):
     """A stage that does not answer, and why: ``outcome`` is NO_BUDGET, BUSY or SKIPPED."""
 
     def __init__(self, outcome: Outcome, detail: str = "") -> None:

@@ -64,6 +64,10 @@ def _prompt_input(row: RowReader) -> PromptInput:
         task=row.text("task") or "",
         api_path=row.text("api_path") or "",
         source=row.text("source") or "",
+        threshold=row.number("threshold"),
+        slo_ttft_ms=row.number("slo_ttft_ms"),
+        slo_tpot_ms=row.number("slo_tpot_ms"),
+        session=row.text("session") or "",
     )
 
 

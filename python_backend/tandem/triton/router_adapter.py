@@ -23,15 +23,20 @@ from tandem.orchestration.config import EngineInfo, RouterConfig, load_tokenizer
 from tandem.orchestration.flow import Flow
 from tandem.orchestration.port import RouterChunk
 from tandem.orchestration.service import RouterService
+from tandem.orchestration.stage_building import build_stages
 from tandem.routing.rules_file import load_policy
 from tandem.triton.bls import BlsEnginePort
+from tandem.triton.bls_classifier import BlsClassifier
 from tandem.triton.cancellation import CancellationWatcher
 from tandem.triton.errors_table import from_exception
 from tandem.triton.logs import use_triton_log
 from tandem.triton.model_args import model_parameters
 from tandem.triton.responses import ResponseStream, read_inputs
+from tandem.triton.route_metrics import RouteMetrics
 from tandem.triton.router_request import encode_chunk, read_requests
 from tandem.triton.tensors import RowReader
+
+_METRICS_PERIOD_S = 0.25
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ class RouterModel:
         self._num_rows = 0
         self._lock = threading.Lock()  # guards _num_rows
         self._watcher = CancellationWatcher(config.cancellation_check_period_ms / 1e3)
+        self._metrics = RouteMetrics(config.name, service.counts, _METRICS_PERIOD_S)
         self._pool = ThreadPoolExecutor(config.max_concurrent_requests, thread_name_prefix="tandem-flow")
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
@@ -69,6 +75,8 @@ class RouterModel:
         """Wait for the running flows; each ends with its engine's last response."""
         self._pool.shutdown(wait=True)
         self._watcher.close()
+        self._metrics.close()
+        self._service.close()
 
     def _accept(self, request: pb_utils.InferenceRequest, stream: ResponseStream) -> None:
         inputs = read_inputs(request)
@@ -155,12 +163,12 @@ class _OpenRequest:
 def _service(config: RouterModelConfig) -> RouterService:
     """Raises: SetupError."""
     tokenizers = load_tokenizers(config.engine_dirs)
-    engines = tuple(EngineInfo(name, config.max_seq_len, tokenizers[name]) for name in config.engine_dirs)
+    engines = tuple(EngineInfo(name, config.max_seq_len, tokenizers[name], config.kv_cache_tokens) for name in config.engine_dirs)
     guides = GuideGate(CAPABILITIES[config.engine_profile])
     router = RouterConfig(engines, config.default_max_tokens, _admission(config), guides)
-    return RouterService(
-        router, load_policy(config.rules_file), BlsEnginePort(router.tokenizer.vocab_size, config.tokens_per_block)
-    )
+    port = BlsEnginePort(router.tokenizer.vocab_size, config.tokens_per_block)
+    policy = load_policy(config.rules_file, lambda settings: build_stages(settings, BlsClassifier()))
+    return RouterService(router, policy, port)
 
 
 def _admission(config: RouterModelConfig) -> AdmissionConfig:

@@ -71,4 +71,5 @@ def encode_chunk(chunk: RouterChunk) -> dict[str, Array]:
         "served_path": texts((chunk.path.value,)),
         "engine": texts((chunk.engine,)),
         "decision": texts((chunk.decision,)),
+        "decision_record": texts((chunk.decision_record,)),
     }
