@@ -40,6 +40,8 @@ class TextRequest:
 
     ``path`` is auto, fast or slow. ``task``, ``api_path`` and ``source`` are what the routing rules may look at, ``threshold`` is
     the win rate from which on the slow path answers, ``slo_*`` what the answer shall keep; ``session`` names the conversation.
+    ``path`` is auto, fast or slow. ``task``, ``api_path`` and ``source`` are what the routing rules may look at, ``threshold`` is
+    the win rate from which on the slow path answers, ``slo_*`` what the answer shall keep; ``session`` names the conversation.
     Computed prompts are reused between requests of one ``cache_salt``. ``tools`` is a JSON array for the chat template; ``guide``
     is what the answer must match.
     """

@@ -14,6 +14,7 @@ import pytest
 
 from tandem.config import RouterModelConfig
 from tandem.errors import from_wire
+from tandem.orchestration.route_counts import RouteCounts
 from tandem.protocol import ENGINE, ROUTER
 from tandem.types import EngineRequest, FinishReason, RequestId, SamplingParams
 from tests.adapter.fake_pb_utils import InferenceRequest, InferenceResponse, Request, Tensor, TritonError
