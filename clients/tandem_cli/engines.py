@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tandem.errors import SetupError
 from tandem.protocol import ENGINE_MODELS
+from tandem_cli import gpu_engines
 from tandem_cli.command import Command, add_home_argument
 from tandem_cli.serve import add_model_arguments
 
@@ -37,6 +38,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     render.add_argument("--profile", default="cpu", help="a name in build_engines/profiles (default %(default)s)")
     render.add_argument("--out", type=Path, default=Path("model_repository"), metavar="DIR", help="where to (default %(default)s)")
     render.set_defaults(action=_render)
+    gpu_engines.add_actions(actions)
 
 
 def _build(args: argparse.Namespace) -> int:

@@ -44,7 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     "loadtest": {"*"},
 }
 HEAVY = {
-    "torch": set(),
+    "torch": {"build_engines"},
+    "modelopt": {"build_engines"},
     "triton_python_backend_utils": {"tandem.triton"},
     "openvino": {"tandem.models", "build_engines", "loadtest"},
     "nncf": {"build_engines"},
