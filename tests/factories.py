@@ -9,20 +9,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tandem.engine import EngineConfig, LLMEngine
+from tandem.guided.compiler import GrammarCompiler
 from tandem.models.decoder import Decoder, DecoderBatch, DecoderInfo, DecoderOutput
-from tandem.types import CacheHints, EngineRequest, FinishReason, RequestId, SamplingParams, SequenceDelta
+from tandem.types import CacheHints, EngineRequest, FinishReason, Guide, RequestId, SamplingParams, SequenceDelta
 from tests.tiny_model import PagedTinyDecoder, TinyModel, output_of
 
 _request_numbers = itertools.count()
 
 
 def make_request(
-    prompt_ids: Sequence[int] = (5, 6, 7), *, request_id: str | None = None, cache: CacheHints | None = None, **sampling
+    prompt_ids: Sequence[int] = (5, 6, 7),
+    *,
+    request_id: str | None = None,
+    cache: CacheHints | None = None,
+    guide: Guide | None = None,
+    **sampling,
 ) -> EngineRequest:
     """A greedy request of 8 new tokens; other keyword arguments are fields of SamplingParams."""
     sampling.setdefault("max_tokens", 8)
     name = f"r{next(_request_numbers)}" if request_id is None else request_id
-    return EngineRequest(RequestId(name), tuple(prompt_ids), SamplingParams(**sampling), cache or CacheHints())
+    return EngineRequest(RequestId(name), tuple(prompt_ids), SamplingParams(**sampling), cache or CacheHints(), guide)
 
 
 def make_prompt(seed: int, num_tokens: int, vocab_size: int = 61) -> tuple[int, ...]:
@@ -34,11 +40,11 @@ def make_decoder(*, seed: int = 0, **options) -> PagedTinyDecoder:
     return PagedTinyDecoder(TinyModel(seed), **options)
 
 
-def make_engine(decoder: Decoder | None = None, **config) -> LLMEngine:
+def make_engine(decoder: Decoder | None = None, *, grammars: GrammarCompiler | None = None, **config) -> LLMEngine:
     """An engine over a tiny decoder with small limits; keyword arguments are fields of EngineConfig."""
     config.setdefault("max_num_seqs", 4)
     config.setdefault("max_num_batched_tokens", 16)
-    return LLMEngine(make_decoder() if decoder is None else decoder, EngineConfig(**config))
+    return LLMEngine(make_decoder() if decoder is None else decoder, EngineConfig(**config), grammars=grammars)
 
 
 class ScriptedDecoder:

@@ -180,7 +180,8 @@ ENGINE_EXTENSION_INPUTS: tuple[TensorSpec, ...] = (
 )
 
 ENGINE_EXTENSION_OUTPUTS: tuple[TensorSpec, ...] = (
-    # Capability "entropy": nats of the unmasked distribution, for the new tokens of this response. [1, beams, n]
+    # Capability "entropy": nats of the unmasked distribution, for the new tokens of this response; -1 for a token that a guide
+    # left no alternative to. [1, beams, n]
     TensorSpec("output_entropy", DType.FP32, (-1, -1)),
     # Capability "top_logprobs": for the new tokens of this response, best first. [1, n, top_logprobs]
     TensorSpec("output_top_ids", DType.INT32, (-1, -1)),

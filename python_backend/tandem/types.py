@@ -178,13 +178,18 @@ class TokenLogProbs:
     log_probs: tuple[float, ...]
 
 
+FORCED_ENTROPY = -1.0
+"""Stands for the entropy of a token that a guide left no alternative to: none is negative, so statistics can leave it out."""
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceDelta:
     """New tokens of one sequence of one request.
 
     ``token_ids`` never contains the end token (TensorRT-LLM contract: an end of turn is a delta without tokens and
     ``finish_reason`` STOP). ``log_probs`` and ``entropies`` (nats, of the distribution before any processor) run parallel to
-    ``token_ids``; ``log_probs`` is empty unless asked for, ``top`` is empty unless ``top_logprobs`` > 0.
+    ``token_ids``; ``log_probs`` is empty unless asked for, ``top`` is empty unless ``top_logprobs`` > 0. A token
+    that a guide left no alternative to has FORCED_ENTROPY.
     ``is_last`` is True for exactly one delta of the whole request: the one after which nothing follows.
     ``num_cached_tokens`` are the tokens of the prompt that were not computed because an earlier request had; the same in every
     delta of a request that has begun.

@@ -19,6 +19,7 @@ from tandem.errors import from_wire
 from tandem.protocol import ENGINE
 from tests.adapter.fake_pb_utils import Logger, Request, TritonModelException
 from tests.factories import make_decoder, make_prompt
+from tests.guided_factories import END, detokenize, make_compiler, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE, TinyModel, reference_greedy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,10 +67,10 @@ class SlowDecoder:
 
 
 @contextmanager
-def engine_model(decoder=None, **changes):
+def engine_model(decoder=None, grammars=None, **changes):
     from tandem.triton.engine_adapter import EngineModel
 
-    model = EngineModel(config(**changes), make_decoder() if decoder is None else decoder)
+    model = EngineModel(config(**changes), make_decoder() if decoder is None else decoder, grammars)
     try:
         yield model
     finally:
@@ -346,6 +347,8 @@ def test_client_when_gone_then_the_request_ends():
         ({"return_generation_logits": flag()}, "UNSUPPORTED", "return_generation_logits"),
         ({"runtime_top_p_decay": f32(0.9)}, "UNSUPPORTED", "runtime_top_p_decay"),
         ({"guided_decoding_guide_type": np.array([[b"json"]], object)}, "UNSUPPORTED", "guided_decoding_guide_type"),
+        ({"guided_decoding_guide_type": np.array([[b"yaml"]], object)}, "INVALID_ARG", "guided_decoding_guide_type"),
+        ({"guided_decoding_guide": np.array([[b"a"]], object)}, "INVALID_ARG", "guided_decoding_guide_type"),
         ({"retention_token_range_starts": i32(0).reshape(1, 1)}, "INVALID_ARG", "retention_token_range_starts"),
         (retention(starts=-1), "INVALID_ARG", "retention_token_range_starts"),
         (retention(starts=4, ends=3), "INVALID_ARG", "retention_token_range_starts"),
@@ -485,6 +488,7 @@ def test_model_py_when_loaded_with_its_config_then_serves(monkeypatch, tmp_path)
         return make_decoder(num_blocks=options["num_blocks"])
 
     monkeypatch.setattr(engine_adapter, "load_decoder", load)
+    monkeypatch.setattr(engine_adapter, "load_tokenizer", lambda engine_dir, vocab_size: tiny_tokenizer())
     monkeypatch.setattr(engine_adapter, "_TOKENS_PER_BLOCK", 4)
     monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
     (tmp_path / "engines" / "slow" / "current").mkdir(parents=True)
@@ -536,3 +540,31 @@ def test_log_when_something_of_ours_breaks_then_the_traceback_is_in_it_and_not_i
     assert error_of(answer)[:2] == ("INTERNAL", "engine_failure")
     assert "inner detail" not in answer[0].error.message()
     assert any(level == "error" and "Traceback" in text and "inner detail" in text for level, text in Logger.lines)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_answer_when_guided_then_holds_and_marks_forced_tokens(streaming):
+    guide = {
+        "guided_decoding_guide_type": np.array([[b"regex"]], object),
+        "guided_decoding_guide": np.array([[b"(cat|dog), yes"]], object),
+    }
+    with engine_model(grammars=make_compiler()) as model:
+        sent = ask(model, request(max_tokens=20, streaming=flag(streaming), end_id=i32(END), **guide))
+    tokens = [token for each in sent for token in ids(each)]
+    assert detokenize(tokens) in ("cat, yes", "dog, yes")
+    entropies = [value for each in sent for value in each.outputs["output_entropy"].reshape(-1).tolist()]
+    assert len(entropies) == len(tokens)
+    assert entropies.count(-1.0) >= 2
+    if streaming:  # how a caller tells the end from a pause: a response without tokens
+        assert ids(sent[-1]) == []
+        assert all(ids(each) for each in sent[:-1])
+
+
+def test_answer_when_guide_is_faulty_then_one_error_naming_the_tensor():
+    guide = {
+        "guided_decoding_guide_type": np.array([[b"regex"]], object),
+        "guided_decoding_guide": np.array([[b"(cat"]], object),
+    }
+    with engine_model(grammars=make_compiler()) as model:
+        answer = ask(model, request(**guide))
+    assert error_of(answer) == ("UNSUPPORTED", "unsupported", "guided_decoding_guide")

@@ -5,6 +5,9 @@
     callers ── submit, cancel ──► commands (lock) ──► engine thread: add, cancel, step ──► sink(deltas) per request
                                                       └─ after each step: stats snapshot ──► stats()
 
+A guided request waits for its grammar in a worker of the compiler before it becomes a command; it is accepted, counts as waiting,
+and can be cancelled like any other.
+
 Commands are taken at every step boundary, so a cancel takes effect within one step. A sink is called from the engine thread with
 all deltas that one step made for one request; it must hand them on (to a queue, to another thread) and never block. Every request
 that ``submit`` accepted gets exactly one delta with ``is_last``, whatever happens; after it the sink is not called again.
@@ -22,6 +25,7 @@ from tandem.engine.engine import LLMEngine
 from tandem.engine.metrics import EngineStats
 from tandem.engine.sequence import Request
 from tandem.errors import EngineFailure, InvalidRequest, Overloaded, TandemError, to_wire
+from tandem.guided.compiler import Grammar
 from tandem.types import EngineRequest, FinishReason, RequestId, SequenceDelta
 
 _log = logging.getLogger(__name__)
@@ -64,6 +68,7 @@ class AsyncEngine:
         # All of these are guarded by the lock.
         self._commands: list[Request | _Cancel] = []
         self._open: dict[RequestId, _Open] = {}
+        self._compiling: dict[RequestId, Request] = {}  # accepted, their grammars not there yet
         self._ended_early: set[RequestId] = set()  # cancelled while they waited; the engine does not know yet
         self._num_unseen = 0  # accepted requests that the snapshot does not count yet
         self._num_refused = 0
@@ -90,7 +95,7 @@ class AsyncEngine:
         Raises: InvalidRequest (also for an id that is in use), ContextLengthExceeded; Overloaded when the waiting queue is full or
         the engine shuts down; EngineFailure when its thread has died.
         """
-        prepared = self._engine.prepare(request)
+        prepared = self._engine.prepare(request, with_grammar=False)
         with self._lock:
             if self._refusal is not None:
                 self._num_refused += 1
@@ -102,9 +107,14 @@ class AsyncEngine:
                 self._num_refused += 1
                 raise Overloaded(f"the waiting queue is full ({max_queue_size} requests); try again later")
             self._open[request.request_id] = _Open(prepared, sink)
-            self._commands.append(prepared)
             self._num_unseen += 1
-            self._changed.notify_all()
+            if prepared.waits_for_grammar:
+                self._compiling[request.request_id] = prepared
+            else:
+                self._commands.append(prepared)
+                self._changed.notify_all()
+        if prepared.waits_for_grammar:
+            self._compile(prepared)
 
     def cancel(self, request_id: RequestId) -> bool:
         """End a request; its sink gets the one last delta (CANCELLED). False when no such request runs.
@@ -115,11 +125,16 @@ class AsyncEngine:
             found = self._open.get(request_id)
             if found is None:
                 return False
-            self._commands.append(_Cancel(request_id))
+            is_compiling = self._compiling.pop(request_id, None) is not None
             is_waiting = not found.request.has_blocks
+            if is_compiling:  # the engine has never heard of it
+                self._num_unseen -= 1
+            else:
+                self._commands.append(_Cancel(request_id))
             if is_waiting:
                 del self._open[request_id]
-                self._ended_early.add(request_id)
+                if not is_compiling:
+                    self._ended_early.add(request_id)
                 self._last_cancel_time_s = time()
             self._changed.notify_all()
         if is_waiting:
@@ -154,6 +169,42 @@ class AsyncEngine:
             self._is_stopping = True
             self._changed.notify_all()
         self._thread.join()
+
+    def _compile(self, prepared: Request) -> None:
+        """Have the guide compiled; what follows runs in a worker, or here when the grammar is cached."""
+        guide, grammars = prepared.guide, self._engine.grammars
+        assert guide is not None
+        assert grammars is not None
+
+        def then(outcome: Grammar | TandemError) -> None:
+            if isinstance(outcome, Grammar):
+                prepared.use_grammar(outcome)
+                self._enter(prepared)
+            else:
+                self._refuse(prepared, outcome)
+
+        grammars.submit(guide, then)
+
+    def _enter(self, prepared: Request) -> None:
+        with self._lock:
+            if self._compiling.get(prepared.request_id) is not prepared:  # cancelled, or the engine has stopped
+                return
+            del self._compiling[prepared.request_id]
+            self._commands.append(prepared)
+            self._changed.notify_all()
+
+    def _refuse(self, prepared: Request, error: TandemError) -> None:
+        """Give a request that cannot run its one last delta."""
+        request_id = prepared.request_id
+        with self._lock:
+            if self._compiling.get(request_id) is not prepared:
+                return
+            del self._compiling[request_id]
+            self._num_unseen -= 1
+            found = self._open.pop(request_id)
+            self._changed.notify_all()
+        last = SequenceDelta(request_id, 0, (), finish_reason=FinishReason.ERROR, is_last=True, error=to_wire(error))
+        self._call(found.sink, [last])
 
     # --- engine thread -------------------------------------------------------------------------------------------------
 
@@ -211,7 +262,7 @@ class AsyncEngine:
         with self._lock:
             self._snapshot = self._engine.stats()
             self._num_seats_free = self._engine.num_seats_free
-            self._num_unseen = sum(1 for command in self._commands if isinstance(command, Request))
+            self._num_unseen = len(self._compiling) + sum(1 for command in self._commands if isinstance(command, Request))
             for request_id, of_request in by_request.items():
                 is_last = of_request[-1].is_last
                 if request_id in self._ended_early:  # its sink has had its last delta
@@ -245,6 +296,7 @@ class AsyncEngine:
         with self._lock:
             still_open, self._open = self._open, {}
             self._ended_early.clear()
+            self._compiling.clear()
             self._commands = []
             self._num_unseen = 0
             self._changed.notify_all()

@@ -18,7 +18,8 @@ class EngineConfig:
     ``max_seq_len`` counts prompt and completion together; None takes the decoder's.
     ``scheduling_policy`` orders the prompts that wait: ``fcfs`` by arrival, ``slo`` by predicted work and slack, where the slack is
     to ``slo_ttft_ms`` after the arrival (see tandem.scheduling). Neither changes a token.
-    ``has_prefix_cache``: sequences begin with the KV blocks of an equal prefix that an earlier one computed.
+    ``has_prefix_cache``: sequences begin with the KV blocks of an equal prefix that an earlier one computed. ``has_jump_forward``:
+    tokens that a guide forces are appended without a step each; neither changes a token.
     """
 
     max_num_seqs: int = 16
@@ -28,6 +29,7 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     slo_ttft_ms: int = 2000
     has_prefix_cache: bool = True
+    has_jump_forward: bool = True
 
     def __post_init__(self) -> None:
         _check_at_least("max_num_seqs", self.max_num_seqs, 1)

@@ -25,9 +25,10 @@ from tandem.engine.sampler import SampledTokens, Sampler
 from tandem.engine.scheduler import ScheduledBatch, Scheduler
 from tandem.engine.sequence import Request, Sequence
 from tandem.engine.waiting import WaitingQueue, make_waiting_queue
-from tandem.errors import EngineFailure, InvalidRequest, TandemError, to_wire
+from tandem.errors import EngineFailure, InvalidRequest, TandemError, Unsupported, to_wire
+from tandem.guided.compiler import GrammarCompiler
 from tandem.models.decoder import Decoder, DecoderOutput
-from tandem.types import EngineRequest, FinishReason, RequestId, SequenceDelta
+from tandem.types import FORCED_ENTROPY, EngineRequest, FinishReason, RequestId, SequenceDelta
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +36,16 @@ _log = logging.getLogger(__name__)
 class LLMEngine:
     """Drives one decoder. All methods but ``prepare`` belong to one thread."""
 
-    def __init__(self, decoder: Decoder, config: EngineConfig, waiting: WaitingQueue | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: EngineConfig,
+        waiting: WaitingQueue | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """``grammars``: over the decoder's vocabulary; None refuses guided requests."""
         info = decoder.info
+        self.grammars = grammars
         self._config = config
         self._rules = AdmissionRules(info, config)
         self._max_blocks_per_seq = -(-self._rules.max_seq_len // info.block_size)
@@ -76,17 +85,26 @@ class LLMEngine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def prepare(self, request: EngineRequest) -> Request:
+    def prepare(self, request: EngineRequest, *, with_grammar: bool = True) -> Request:
         """Check a request and build its state. Modifies nothing; any thread may call it.
 
+        Compiles the guide unless ``with_grammar`` is False; then ``use_grammar`` of the result is the caller's to call.
         Raises: InvalidRequest, ContextLengthExceeded.
         """
-        return Request(request, self._rules.resolve(request), self._max_blocks_per_seq)
+        params = self._rules.resolve(request)
+        prepared = Request(request, params, self._max_blocks_per_seq, has_jump_forward=self._config.has_jump_forward)
+        if request.guide is not None:
+            if self.grammars is None:
+                raise Unsupported("guided_decoding_guide_type", request.guide.type.value, "this engine has no guided decoding")
+            if with_grammar:
+                prepared.use_grammar(self.grammars.compile(request.guide))
+        return prepared
 
     def add(self, request: Request) -> None:
         """Accept a prepared request. Raises: InvalidRequest when its id is in use."""
         if request.request_id in self._requests:
             raise InvalidRequest("request_id", request.request_id, "a request with this id is running; give each its own")
+        assert not request.waits_for_grammar
         request.arrival = self._counters.num_accepted
         request.accepted_at_s = perf_counter()
         self._counters.num_accepted += 1
@@ -218,7 +236,7 @@ class LLMEngine:
         for sequence, num_tokens in zip(batch.sequences, batch.num_tokens, strict=True):
             sequence.num_computed_tokens += num_tokens
             self._kv.publish(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
-            if num_tokens > 1 or not sequence.output_ids:
+            if num_tokens > sequence.num_ahead or not sequence.output_ids:
                 self._counters.num_context_tokens += num_tokens
         if not sampled:
             return []
@@ -240,45 +258,66 @@ class LLMEngine:
             if sequence.is_finished:  # a sibling failed in this very step and took the request with it
                 continue
             token = tokens.token_ids[i]
-            if token is None:
+            if isinstance(token, TandemError):
                 # The request's earlier deltas of this step may stand: they hold good tokens and none of them is the last.
-                error = EngineFailure("the model gave no usable probabilities for the next token; this request ends, others go on")
+                deltas += self.fail([sequence.request.request_id], token)
+                continue
+            try:
+                deltas += self._take_token(sequence, token, tokens, i)
+            except TandemError as error:  # the grammar gave up
                 deltas += self.fail([sequence.request.request_id], error)
-            else:
-                deltas.append(self._take_token(sequence, token, tokens, i))
         return deltas
 
-    def _take_token(self, sequence: Sequence, token: int, tokens: SampledTokens, i: int) -> SequenceDelta:
-        request, params = sequence.request, sequence.params
-        is_end = token == request.end_id
-        if is_end:
-            reason: FinishReason | None = FinishReason.STOP
-        else:
-            reason = sequence.append(token)
-            sequence.cum_log_prob += tokens.log_probs[i]
-            self._counters.num_generated_tokens += 1
+    def _take_token(self, sequence: Sequence, token: int, tokens: SampledTokens, i: int) -> list[SequenceDelta]:
+        """Append a sampled token and those that the guide forces after it. Raises: TandemError when the grammar gives up."""
+        if token == sequence.request.end_id:
+            return [self._ended(sequence, FinishReason.STOP)]
+        sequence.cum_log_prob += tokens.log_probs[i]
+        reason = self._append(sequence, token)
+        appended, entropies = [token], [tokens.entropies[i]]
+        if reason is None and sequence.matcher is not None and sequence.can_jump:
+            for forced in sequence.matcher.forced_tokens():
+                reason = self._append(sequence, forced)
+                appended.append(forced)
+                entropies.append(FORCED_ENTROPY)
+                if reason is not None:
+                    break
+        sequence.num_ahead = len(appended)
+        # Where nothing can follow, the end token needs no step of its own; what is told is as if it had had one.
+        is_complete = reason is None and sequence.matcher is not None and sequence.matcher.is_complete
         if reason is not None:
             self._finish(sequence)
-        if is_end:
-            return SequenceDelta(
-                request.request_id,
-                sequence.index,
-                (),
-                cum_log_prob=sequence.cum_log_prob,
-                finish_reason=reason,
-                is_last=request.num_unfinished == 0,
-                num_cached_tokens=request.num_cached_tokens or 0,
-            )
-        return SequenceDelta(
-            request.request_id,
+        delta = SequenceDelta(
+            sequence.request.request_id,
             sequence.index,
-            (token,),
-            (tokens.entropies[i],),
-            (tokens.log_probs[i],) if params.return_log_probs else (),
+            tuple(appended),
+            tuple(entropies),
+            (tokens.log_probs[i],) if sequence.params.return_log_probs else (),
             tokens.top[i],
             sequence.cum_log_prob,
             reason,
-            reason is not None and request.num_unfinished == 0,
+            reason is not None and sequence.request.num_unfinished == 0,
+            num_cached_tokens=sequence.request.num_cached_tokens or 0,
+        )
+        return [delta, self._ended(sequence, FinishReason.STOP)] if is_complete else [delta]
+
+    def _append(self, sequence: Sequence, token: int) -> FinishReason | None:
+        self._counters.num_generated_tokens += 1
+        if sequence.matcher is not None:
+            sequence.matcher.consume(token)
+        return sequence.append(token)
+
+    def _ended(self, sequence: Sequence, reason: FinishReason) -> SequenceDelta:
+        """Finish a sequence; returns the delta without tokens that says so."""
+        self._finish(sequence)
+        request = sequence.request
+        return SequenceDelta(
+            request.request_id,
+            sequence.index,
+            (),
+            cum_log_prob=sequence.cum_log_prob,
+            finish_reason=reason,
+            is_last=request.num_unfinished == 0,
             num_cached_tokens=request.num_cached_tokens or 0,
         )
 

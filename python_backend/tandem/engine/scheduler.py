@@ -10,6 +10,9 @@ budget of tokens per step. A sequence that is one token behind decodes; one that
     C   5 of 30 computed    6 tokens  a chunk of the prefill; C samples nothing in this step
     D   waits               0 tokens  admitted when budget, slots and blocks allow
 
+A sequence whose guide forces the next tokens is behind by all of them. It decodes too: one token is set aside, and it gets the
+others of its run before any prefill.
+
 Which prompt gets the rest of the budget is the policy's to say (:mod:`tandem.engine.waiting`): were D to outrank C, it would be
 admitted now and C's prefill would pause.
 
@@ -87,20 +90,24 @@ class Scheduler:
         self.waiting.note_ended(sequence, is_complete=is_complete)
 
     def _schedule_decodes(self, batch: ScheduledBatch) -> int:
-        """One token for each running sequence that is one behind; returns what is left of the budget."""
+        """One token for each running sequence that decodes, then the rest of forced runs; returns what is left of the budget."""
         running = self.running
         budget = self._max_num_batched_tokens
         position = 0
         while position < len(running):
             sequence = running[position]
             position += 1
-            if sequence.num_tokens - sequence.num_computed_tokens != 1:
+            if not _decodes(sequence):
                 continue
             if not self._make_room(sequence, sequence.num_tokens):
                 break
             budget -= 1
             batch.sequences.append(sequence)
             batch.num_tokens.append(1)
+        for i, sequence in enumerate(batch.sequences):
+            num_more = min(sequence.num_tokens - sequence.num_computed_tokens - 1, budget)
+            batch.num_tokens[i] += num_more
+            budget -= num_more
         return budget
 
     def _schedule_prefills(self, batch: ScheduledBatch, budget: int) -> None:
@@ -110,7 +117,7 @@ class Scheduler:
         budget, not its slot or blocks; when there is no room for that one, those that run go on.
         """
         waiting = self.waiting
-        prefills = [sequence for sequence in self.running if sequence.num_tokens - sequence.num_computed_tokens > 1]
+        prefills = [sequence for sequence in self.running if not _decodes(sequence)]
         prefills.sort(key=waiting.rank)
         position = 0
         while budget > 0:
@@ -167,3 +174,8 @@ class Scheduler:
             self.num_cached_tokens += sequence.num_computed_tokens
         self.waiting.remove(sequence)
         self.running.append(sequence)
+
+
+def _decodes(sequence: Sequence) -> bool:
+    """True when all that is left to compute are the tokens of its last step; a preempted sequence has more."""
+    return sequence.num_tokens - sequence.num_computed_tokens <= max(sequence.num_ahead, 1)

@@ -8,8 +8,10 @@ from tandem.engine.kv_cache import BlockTable
 from tandem.engine.processors import Processors
 from tandem.engine.rng import TokenRandom, fresh_seed
 from tandem.engine.words import WordList
+from tandem.guided.compiler import Grammar
+from tandem.guided.matcher import GuideMatcher
 from tandem.models.decoder import LongArray
-from tandem.types import EngineRequest, FinishReason, RequestId, SamplingParams
+from tandem.types import EngineRequest, FinishReason, Guide, RequestId, SamplingParams
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy decoding: dividing by it would leave nothing but the highest logit, or overflow."""
@@ -20,15 +22,19 @@ class Sequence:
 
     ``token_ids[:num_tokens]`` are prompt and completion; the KV of the first ``num_computed_tokens`` of them is in the blocks of
     ``table``. The scheduler lets the computed tokens catch up with the tokens; when they have, the next token is sampled. A
-    preempted sequence goes back to 0 computed tokens and an empty table, and loses nothing else.
+    preempted sequence goes back to 0 computed tokens and an empty table, and loses nothing else. ``matcher`` stands behind the last
+    token of a guided sequence; ``num_ahead`` counts the tokens of the last step: the sampled one and those its guide forces.
     """
 
     __slots__ = (
+        "can_jump",
         "cum_log_prob",
         "index",
         "is_finished",
         "is_greedy",
         "is_plain_greedy",
+        "matcher",
+        "num_ahead",
         "num_computed_tokens",
         "num_seats",
         "num_tokens",
@@ -61,7 +67,11 @@ class Sequence:
         self.stop_words = WordList(request.params.stop_words)
         self.random = TokenRandom(request.seed, index)
         self.is_greedy = request.params.is_greedy or request.params.temperature < GREEDY_BELOW
-        self.is_plain_greedy = self.is_greedy and self.processors.is_none
+        self.is_plain_greedy = self.is_greedy and self.processors.is_none and request.guide is None
+        self.matcher: GuideMatcher | None = None if request.grammar is None else request.grammar.matcher()
+        self.num_ahead = 0
+        # With log-probabilities each forced token gets a step, and so a number, of its own.
+        self.can_jump = request.has_jump_forward and not (request.params.return_log_probs or request.params.top_logprobs)
 
     @property
     def num_output_tokens(self) -> int:
@@ -87,6 +97,9 @@ class Request:
         "arrival",
         "cache",
         "end_id",
+        "grammar",
+        "guide",
+        "has_jump_forward",
         "has_started",
         "max_tokens",
         "num_cached_tokens",
@@ -98,11 +111,14 @@ class Request:
         "sequences",
     )
 
-    def __init__(self, request: EngineRequest, params: SamplingParams, max_blocks: int) -> None:
+    def __init__(self, request: EngineRequest, params: SamplingParams, max_blocks: int, *, has_jump_forward: bool = True) -> None:
         """``params`` are those of ``request`` after checking: max_tokens clamped to the context, end_id -1 turned into None."""
+        self.has_jump_forward = has_jump_forward
         self.request_id: RequestId = request.request_id
         self.prompt_ids = request.prompt_ids
         self.cache = request.cache
+        self.guide: Guide | None = request.guide
+        self.grammar: Grammar | None = None  # of the guide, once compiled
         self.num_cached_tokens: int | None = None  # set at the first admission; what is reused after a preemption is its own work
         self.params = params
         self.max_tokens = params.max_tokens
@@ -113,6 +129,15 @@ class Request:
         self.arrival = 0  # counts accepted requests; set when the engine takes it
         self.num_unfinished = params.num_return_sequences
         self.sequences = [Sequence(self, 0, max_blocks, params.num_return_sequences)]
+
+    @property
+    def waits_for_grammar(self) -> bool:
+        return self.guide is not None and self.grammar is None
+
+    def use_grammar(self, grammar: Grammar) -> None:
+        """Take the compiled guide, before the request enters the engine."""
+        self.grammar = grammar
+        self.sequences[0].matcher = grammar.matcher()
 
     @property
     def has_blocks(self) -> bool:

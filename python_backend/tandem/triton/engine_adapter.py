@@ -22,6 +22,8 @@ import triton_python_backend_utils as pb_utils
 from tandem.config import EngineModelConfig, engine_config, tandem_home
 from tandem.engine import AsyncEngine, EngineConfig, LLMEngine
 from tandem.errors import EngineFailure, InvalidRequest, SetupError, TandemError, Unsupported, from_wire
+from tandem.guided.compiler import GrammarCompiler
+from tandem.guided.tokenizer import load_tokenizer
 from tandem.models.decoder import Decoder, DecoderInfo
 from tandem.models.openvino_decoder import load_decoder
 from tandem.triton.cancellation import CancellationWatcher
@@ -34,7 +36,7 @@ from tandem.triton.model_args import model_parameters
 from tandem.triton.open_requests import OpenRequests
 from tandem.triton.responses import ResponseStream, read_inputs
 from tandem.triton.sender import SenderThread
-from tandem.types import EngineRequest, RequestId, SequenceDelta
+from tandem.types import EngineRequest, Guide, GuideType, RequestId, SequenceDelta
 
 _log = logging.getLogger(__name__)
 _TOKENS_PER_BLOCK = 32  # of OpenVINO's CPU plugin; it tells only once the KV memory stands
@@ -49,11 +51,13 @@ class EngineModel:
         use_triton_log(args["model_name"])
         try:
             config = engine_config(args["model_name"], args["model_version"], model_parameters(args), tandem_home(os.environ))
-            return cls(config, _load_decoder(config))
+            decoder = _load_decoder(config)
+            return cls(config, decoder, _load_grammars(config, decoder.info))
         except SetupError as error:
             raise pb_utils.TritonModelException(error.message) from None
 
-    def __init__(self, config: EngineModelConfig, decoder: Decoder) -> None:
+    def __init__(self, config: EngineModelConfig, decoder: Decoder, grammars: GrammarCompiler | None = None) -> None:
+        """``grammars``: None refuses guided requests; closed with the model."""
         self._config = config
         self._info: DecoderInfo = decoder.info
         engine = LLMEngine(
@@ -67,7 +71,9 @@ class EngineModel:
                 slo_ttft_ms=config.slo_ttft_ms,
                 has_prefix_cache=config.enable_kv_cache_reuse,
             ),
+            grammars=grammars,
         )
+        self._grammars = grammars
         self._engine = AsyncEngine(engine, name=f"tandem-{config.name}")
         self._sender = SenderThread(f"tandem-{config.name}-sender")
         self._watcher = CancellationWatcher(config.cancellation_check_period_ms / 1e3)
@@ -88,6 +94,8 @@ class EngineModel:
     def close(self) -> None:
         """End what still runs with an error, then all threads. Triton has waited for it before (exit timeout, unload)."""
         self._engine.shutdown()
+        if self._grammars is not None:
+            self._grammars.close()
         self._sender.close()
         self._watcher.close()
         self._metrics.close()
@@ -128,7 +136,7 @@ class EngineModel:
         receiver = _Row(opened, RowEncoder(call, context))
         opened.engine_ids.append(engine_id)
         self._engine.submit(
-            EngineRequest(engine_id, call.prompt_ids, call.sampling, call.cache), partial(self._sender.put, receiver)
+            EngineRequest(engine_id, call.prompt_ids, call.sampling, call.cache, call.guide), partial(self._sender.put, receiver)
         )
 
     def _stop(self, request_id: str) -> None:
@@ -211,6 +219,13 @@ def _check_request_type(request: pb_utils.InferenceRequest) -> None:
     kind = parameters.get("request_type", "context_and_generation")
     if kind != "context_and_generation":
         raise Unsupported("request_type", kind, "this engine does prefill and decode in one place; leave it out")
+
+
+def _load_grammars(config: EngineModelConfig, info: DecoderInfo) -> GrammarCompiler:
+    """A compiler that has compiled once, so that no request pays for its warm-up. Raises: SetupError."""
+    grammars = GrammarCompiler(load_tokenizer(config.engine_dir, info.vocab_size))
+    grammars.compile(Guide(GuideType.JSON))
+    return grammars
 
 
 def _load_decoder(config: EngineModelConfig) -> Decoder:

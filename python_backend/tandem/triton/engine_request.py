@@ -8,8 +8,9 @@ from typing import TypeVar
 import numpy as np
 
 from tandem.errors import InvalidRequest, Unsupported
+from tandem.protocol import GUIDE_TYPES
 from tandem.triton.tensors import RowReader, Tensors, count_rows
-from tandem.types import CacheHints, Retention, RetentionRange, SamplingParams
+from tandem.types import CacheHints, Guide, GuideType, Retention, RetentionRange, SamplingParams
 
 _N = TypeVar("_N", int, float)
 
@@ -33,7 +34,6 @@ _REFUSED: dict[str, str] = {
         ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
         "this engine has no lookahead decoding",
     ),
-    **dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide"), "this engine has no guided decoding"),
     "context_phase_params": "this engine does prefill and decode in one place",
 }
 
@@ -68,6 +68,7 @@ class EngineCall:
     sampling: SamplingParams
     options: ResponseOptions
     cache: CacheHints
+    guide: Guide | None = None
 
 
 def is_stop(inputs: Tensors) -> bool:
@@ -93,6 +94,7 @@ def _read_call(row: RowReader, vocab_size: int) -> EngineCall:
             return_num_output_tokens=bool(row.flag("return_num_output_tokens")),
         ),
         cache=_cache_hints(row),
+        guide=_guide(row),
     )
 
 
@@ -127,6 +129,18 @@ def _cache_hints(row: RowReader) -> CacheHints:
         retention = _retention(_RETENTION[2], priority, "retention_token_range_durations_ms", duration_ms)
         ranges.append(RetentionRange(start, None if end == -1 else end, retention))
     return CacheHints(row.text("cache_salt") or "", tuple(ranges), _decode_retention(row))
+
+
+def _guide(row: RowReader) -> Guide | None:
+    """As it was sent; the engine finds out whether it compiles. An unknown type is refused, TensorRT-LLM would ignore it."""
+    kind, text = row.text("guided_decoding_guide_type"), row.text("guided_decoding_guide")
+    if kind is None:
+        if text is not None:
+            raise InvalidRequest("guided_decoding_guide_type", "nothing", "say how guided_decoding_guide is to be read")
+        return None
+    if kind not in GUIDE_TYPES:
+        raise InvalidRequest("guided_decoding_guide_type", kind, f"use one of {', '.join(GUIDE_TYPES)}")
+    return Guide(GuideType(kind), text or "")
 
 
 def _decode_retention(row: RowReader) -> Retention | None:
