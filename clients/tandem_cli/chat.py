@@ -12,7 +12,8 @@ from tandem_cli.command import Command, add_url_arguments
 from tandem_client import Sampling, TandemClient
 from tandem_client.core import AnswerBuilder
 from tandem_client.errors import ClientError
-from tandem_client.results import MODELS, Answer, Delta, Message
+from tandem_client.model_names import MODELS
+from tandem_client.results import Answer, Delta, Message
 
 _QUIT = ("/quit", "/exit")
 _NEW = "/new"

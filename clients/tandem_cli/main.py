@@ -17,6 +17,7 @@ _MODULES = {
     "serve": "tandem_cli.serve",
     "chat": "tandem_cli.chat",
     "status": "tandem_cli.status",
+    "explain": "tandem_cli.explain",
     "engines": "tandem_cli.engines",
     "bench": "tandem_cli.bench",
     "plan": "tandem_cli.plan",

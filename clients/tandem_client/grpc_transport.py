@@ -16,7 +16,8 @@ from tandem.errors import Overloaded, TandemError
 from tandem.protocol import TANDEM_MODEL
 from tandem_client.errors import ApiError, ConnectionFailed, api_error
 from tandem_client.grpc_wire import ChunkReader, text_request
-from tandem_client.results import MODELS, Call, Event
+from tandem_client.model_names import MODELS
+from tandem_client.results import Call, Event
 from tandem_client.tensors import decode_response, encode_request, encode_stop
 from tandem_client.text import TextRequest
 from tandem_client.triton import STOP_DELAYS_S, STOP_TIMEOUT_S, AsyncTriton, read_error

@@ -8,27 +8,26 @@ from collections.abc import Iterator
 
 from tandem_client.errors import ApiError
 from tandem_client.http_wire import token_log_prob
-from tandem_client.results import MODELS, Call, Delta, Event, Head, Usage
+from tandem_client.model_names import HINT, read_model
+from tandem_client.results import Call, Delta, Event, Head, Usage
 from tandem_client.text import TextChunk, TextRequest
 from tandem_client.tool_calls import CallDelta, ToolCallReader
 from tandem_client.tools import ToolUse
 
-_PATH_BY_MODEL = dict(zip(MODELS, ("auto", "fast", "slow"), strict=True))
-
 
 def text_request(call: Call) -> TextRequest:
     """Raises: ApiError for an unknown model, as the gateway would say it."""
-    if call.model not in _PATH_BY_MODEL:
-        raise ApiError(
-            f"model: got {call.model}; use one of {', '.join(MODELS)}", status=404, code="model_not_found", field="model"
-        )
+    choice = read_model(call.model)
+    if choice is None:
+        raise ApiError(f"model: got {call.model}; {HINT}", status=404, code="model_not_found", field="model")
     return TextRequest(
         request_id=f"client-{uuid.uuid4().hex}",
         prompts=() if call.prompt is None else (call.prompt,),
         messages=None if call.prompt is not None else json.dumps([dict(message) for message in call.messages]),
         tools=None if call.tools is None else call.tools.prompt_json,
         guide=call.guide if call.tools is None else call.tools.guide,
-        path=_PATH_BY_MODEL[call.model],
+        path=choice.path,
+        threshold=choice.threshold,
         task=call.task,
         api_path="grpc",
         stream=True,

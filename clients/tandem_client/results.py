@@ -14,7 +14,6 @@ from tandem_client.tools import ToolUse
 
 Message = Mapping[str, Any]
 """OpenAI's form: role and content; tool_calls of an assistant, tool_call_id of a tool."""
-MODELS = ("tandem", "tandem-fast", "tandem-slow")
 
 
 @dataclass(frozen=True, slots=True)

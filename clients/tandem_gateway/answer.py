@@ -91,6 +91,8 @@ class Answer:
         self.path = ""
         self.engine = ""
         self.decision = ""
+        self.decision_records: list[str] = []
+        """JSON, one per row, as the rows began."""
 
     def add(self, chunk: TextChunk) -> Piece:
         """Raises: EngineFailure when the chunk breaks the contract; Cancelled when the sequence was stopped from elsewhere."""
@@ -111,6 +113,8 @@ class Answer:
         self._prompt_tokens[chunk.batch_index] = chunk.num_input_tokens
         self._cached_tokens[chunk.batch_index] = chunk.num_cached_tokens
         self.path, self.engine, self.decision = chunk.path, chunk.engine, chunk.decision
+        if chunk.decision_record:
+            self.decision_records.append(chunk.decision_record)
         return Piece(choice, is_first, parts, log_probs, offset, choice.finish_reason, chunk.path)
 
     def close(self) -> None:

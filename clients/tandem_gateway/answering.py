@@ -24,6 +24,7 @@ from tandem_client.text import TextChunk
 from tandem_gateway.answer import Answer, Piece
 from tandem_gateway.backend import TextBackend
 from tandem_gateway.body import parse_object, read_body
+from tandem_gateway.decisions import DecisionStore
 from tandem_gateway.errors import HttpError, error_body, error_headers
 from tandem_gateway.field_names import name_as_asked
 from tandem_gateway.lifecycle import Lifecycle
@@ -48,12 +49,19 @@ class AnsweringResponse(Response):
     """Sends one answer; the framework calls it with the request's own ``receive`` and ``send``."""
 
     def __init__(
-        self, settings: GatewaySettings, backend: TextBackend, lifecycle: Lifecycle, reader: Reader, renderer: Renderer
+        self,
+        settings: GatewaySettings,
+        backend: TextBackend,
+        lifecycle: Lifecycle,
+        decisions: DecisionStore,
+        reader: Reader,
+        renderer: Renderer,
     ) -> None:
         super().__init__()
         self._settings = settings
         self._backend = backend
         self._lifecycle = lifecycle
+        self._decisions = decisions
         self._reader = reader
         self._renderer = renderer
 
@@ -137,6 +145,7 @@ class AnsweringResponse(Response):
             record.path, record.engine = answer.path, answer.engine
             record.prompt_tokens, record.completion_tokens = answer.prompt_tokens, answer.completion_tokens
             record.cached_tokens = answer.cached_tokens
+            self._decisions.keep(record.tenant, record.completion_id, record.request_id, answer.decision_records)
         if not asked.is_stream:
             await sender.json(200, self._renderer.body(envelope, answer), _path_headers(answer))
             return

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import orjson
@@ -15,21 +16,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.errors import EngineFailure, ModelNotFound, TandemError
-from tandem_gateway.answering import AnsweringResponse, Reader
+from tandem_client.model_names import HINT, MODELS
+from tandem_gateway.answering import AnsweringResponse
 from tandem_gateway.backend import TextBackend
+from tandem_gateway.decisions import DecisionStore
 from tandem_gateway.edge import Edge
 from tandem_gateway.errors import HttpError, error_body, error_headers
 from tandem_gateway.lifecycle import Lifecycle, Status
 from tandem_gateway.metrics import GatewayMetrics
 from tandem_gateway.record import RequestRecord
-from tandem_gateway.render import ChatRenderer, CompletionRenderer, Renderer
+from tandem_gateway.render import ChatRenderer, CompletionRenderer
 from tandem_gateway.settings import GatewaySettings
-from tandem_gateway.translate import CHAT_PATH, COMPLETION_PATH, PATH_BY_MODEL, read_chat, read_completion
+from tandem_gateway.translate import CHAT_PATH, COMPLETION_PATH, read_chat, read_completion
 
 
 def create_app(settings: GatewaySettings, backend: TextBackend) -> FastAPI:
     """A gateway over ``backend``; ``app.state.lifecycle`` is its :class:`Lifecycle`. The app closes the backend when it stops."""
-    metrics = GatewayMetrics()
+    metrics, decisions = GatewayMetrics(), DecisionStore()
     lifecycle = Lifecycle(settings, backend, metrics)
 
     @asynccontextmanager
@@ -49,38 +52,46 @@ def create_app(settings: GatewaySettings, backend: TextBackend) -> FastAPI:
     app.add_middleware(Edge, metrics=metrics, api_keys=settings.api_keys)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(TandemError, _tandem_error)
-    _add_generation(app, settings, backend, lifecycle, CHAT_PATH, read_chat, ChatRenderer())
-    _add_generation(app, settings, backend, lifecycle, COMPLETION_PATH, read_completion, CompletionRenderer())
+    for path, reader, renderer in (
+        (CHAT_PATH, read_chat, ChatRenderer()),
+        (COMPLETION_PATH, read_completion, CompletionRenderer()),
+    ):
+        answer = partial(AnsweringResponse, settings, backend, lifecycle, decisions, reader, renderer)
+        _add_generation(app, path, answer)
+    _add_decisions(app, decisions)
     _add_models(app)
     _add_operations(app, backend, lifecycle, metrics)
     return app
 
 
-def _add_generation(
-    app: FastAPI,
-    settings: GatewaySettings,
-    backend: TextBackend,
-    lifecycle: Lifecycle,
-    path: str,
-    reader: Reader,
-    renderer: Renderer,
-) -> None:
+def _add_generation(app: FastAPI, path: str, answer: Callable[[], Response]) -> None:
     async def generate(request: Request) -> Response:
-        return AnsweringResponse(settings, backend, lifecycle, reader, renderer)
+        return answer()
 
     app.add_api_route(path, generate, methods=["POST"], response_model=None)
 
 
+def _add_decisions(app: FastAPI, decisions: DecisionStore) -> None:
+    async def show_decision(request: Request, name: str) -> Response:
+        record: RequestRecord = request.scope["tandem.record"]
+        found = decisions.find(record.tenant, name)
+        if found is None:
+            raise HttpError(404, "not_found", "no decision is kept under this id; only those of the last requests are")
+        return _json({"id": name, "object": "tandem.decisions", "records": [orjson.loads(text) for text in found]})
+
+    app.add_api_route("/v1/decisions/{name}", show_decision, methods=["GET"], response_model=None)
+
+
 def _add_models(app: FastAPI) -> None:
     created = int(time.time())
-    models = {name: {"id": name, "object": "model", "created": created, "owned_by": "tandem"} for name in PATH_BY_MODEL}
+    models = {name: {"id": name, "object": "model", "created": created, "owned_by": "tandem"} for name in MODELS}
 
     async def list_models() -> Response:
         return _json({"object": "list", "data": list(models.values())})
 
     async def get_model(model_id: str) -> Response:
         if model_id not in models:
-            raise ModelNotFound("model", model_id, f"use one of {', '.join(models)}")
+            raise ModelNotFound("model", model_id, HINT)
         return _json(models[model_id])
 
     app.add_api_route("/v1/models", list_models, methods=["GET"], response_model=None)

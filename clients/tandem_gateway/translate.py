@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from tandem.errors import InvalidRequest, ModelNotFound
+from tandem.errors import InvalidRequest
 from tandem_client.text import Sampling, TextRequest
 from tandem_client.tools import ToolUse
 from tandem_gateway.errors import invalid
@@ -18,6 +18,7 @@ from tandem_gateway.fields import CHAT, COMPLETION, take_out_neutral
 from tandem_gateway.guides import read_guide
 from tandem_gateway.keys import cache_salt
 from tandem_gateway.record import RequestRecord
+from tandem_gateway.route_fields import read_route
 from tandem_gateway.schemas import ChatBody, CompletionBody, Generation, Message, validate
 from tandem_gateway.settings import GatewaySettings
 from tandem_gateway.strict import MAX_INT32
@@ -27,12 +28,10 @@ from tandem_gateway.tool_use import read_tools
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_COMPLETION_TOKENS = 16
 
-PATH_BY_MODEL = {"tandem": "auto", "tandem-fast": "fast", "tandem-slow": "slow"}
 MODEL_BY_PATH = {"fast": "tandem-fast", "slow": "tandem-slow"}
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
-_MAX_HINT_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +95,9 @@ def _asked(
     messages: str | None = None,
     tools: ToolUse | None = None,
 ) -> Asked:
-    path = PATH_BY_MODEL.get(body.model)
-    if path is None:
-        raise ModelNotFound("model", body.model, f"use one of {', '.join(PATH_BY_MODEL)}")
+    route = read_route(body.model, headers, body.metadata or {})
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "an object", "set stream to true as well, or leave it out")
-    metadata = body.metadata or {}
     asked_guide = read_guide(body, tools)
     text = TextRequest(
         request_id=record.completion_id,
@@ -109,10 +105,14 @@ def _asked(
         messages=messages,
         tools=None if tools is None else tools.prompt_json,
         guide=None if asked_guide is None else asked_guide.guide,
-        path=path,
-        task=_hint("metadata.task", metadata.get("task")) or _hint("x-tandem-task", headers.get("x-tandem-task")),
+        path=route.model.path,
+        threshold=route.model.threshold,
+        task=route.task,
         api_path=api_path,
-        source=_hint("metadata.source", metadata.get("source")) or _hint("x-tandem-source", headers.get("x-tandem-source")),
+        source=route.source,
+        session=route.session,
+        slo_ttft_ms=route.slo_ttft_ms,
+        slo_tpot_ms=route.slo_tpot_ms,
         stream=bool(body.stream),
         cache_salt=cache_salt(record.tenant, body.cache_salt),
         sampling=sampling,
@@ -120,7 +120,7 @@ def _asked(
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     return Asked(
         text=text,
-        model=body.model,
+        model=route.model.base,
         is_stream=bool(body.stream),
         include_usage=include_usage,
         field_names=FieldNames(CHAT_FIELDS if messages is not None else COMPLETION_FIELDS, asked_guide),
@@ -190,12 +190,6 @@ def _message(message: Message, field: str) -> dict[str, Any]:
     if message.tool_call_id is not None:
         shown["tool_call_id"] = message.tool_call_id
     return shown
-
-
-def _hint(name: str, value: str | None) -> str | None:
-    if value is not None and (len(value) > _MAX_HINT_CHARS or not value.isprintable()):
-        raise InvalidRequest(name, value, f"give at most {_MAX_HINT_CHARS} printable characters")
-    return value or None
 
 
 def _without_token_prompts(payload: dict[str, Any]) -> dict[str, Any]:

@@ -111,10 +111,15 @@ def make_request(
     prompt_ids: tuple[int, ...] = (5, 6, 7),
     text: str = "Hello",
     path: str = "auto",
+    num_turns: int = 1,
+    session: str = "",
+    is_tool_result: bool = False,
     **sampling: Any,
 ) -> RouterRequest:
     """Keyword arguments that are not named here are fields of TextSampling."""
-    features = extract_features(text, num_prompt_tokens=len(prompt_ids), num_turns=1, path=path)
+    features = extract_features(
+        text, num_prompt_tokens=len(prompt_ids), num_turns=num_turns, path=path, session=session, is_tool_result=is_tool_result
+    )
     return RouterRequest(request_id, batch_index, prompt_ids, features.to_json(), TextSampling(**sampling))
 
 

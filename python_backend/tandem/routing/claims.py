@@ -40,6 +40,7 @@ _QUALITIES_ZH = ("慢", "快", "大", "小", "强", "弱", "推理")
 _PLACES_ZH = ("模型", "路径", "通道", "引擎", "路线")
 _FIELDS = (
     "path", "task", "route", "source", "label", "category", "class", "difficulty", "complexity", "score", "win rate", "threshold",
+    "p fast", "p slow",
     "x tandem", "intent",
 )  # fmt: skip
 _FIELD_NAMES = "|".join(name.replace(" ", "[ _-]?") for name in _FIELDS if name != "x tandem")
@@ -63,7 +64,8 @@ _VERB = (
 _PATH_CLAIM = re.compile(
     rf"{_VERB}[^.!?。\n]{{0,60}}?"
     rf"(?:\b(?:{'|'.join(_QUALITIES)})(?:er|est)?[ _-](?:\w{{1,20}}[ _-])?(?:{'|'.join(_PLACES)})s?\b"
-    rf"|(?:{'|'.join(_QUALITIES_ZH)})速?的?(?:{'|'.join(_PLACES_ZH)}))|\btandem[-@](?:fast|slow|[\d.]{{1,8}})",
+    rf"|(?:{'|'.join(_QUALITIES_ZH)})速?的?(?:{'|'.join(_PLACES_ZH)}))|\btandem[-@](?:fast|slow|[\d.]{{1,8}})"
+    r"|\b(?:rout(?:e|ed)|send|sent|escalate|switch|forward) (?:this |it )?to (?:the )?(?:slow|fast|strong|weak)(?:er|est)?\b",
     re.IGNORECASE,
 )
 _FIELD_CLAIM = re.compile(
@@ -103,7 +105,7 @@ _ORDER = re.compile(
 _GUARDS: tuple[tuple[tuple[tuple[str, ...], ...], re.Pattern[str]], ...] = (
     ((("<", "[", ":"),), _ROLE),
     (((*_FIELDS, "win_rate", "win-rate", "winrate", "x-tandem", "x_tandem", *_FIELDS_ZH), ("=", ":")), _FIELD_CLAIM),
-    (((*_PLACES, *_PLACES_ZH, "tandem"), (*_QUALITIES, *_QUALITIES_ZH, "@")), _PATH_CLAIM),
+    (((*_PLACES, *_PLACES_ZH, "tandem", " to "), (*_QUALITIES, *_QUALITIES_ZH, "@")), _PATH_CLAIM),
     ((("ignore", "disregard", "forget", "override", "bypass", "忽略", "无视", "忘记"),), _ORDER),
     (
         (
