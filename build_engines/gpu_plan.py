@@ -26,6 +26,7 @@ class GpuPlan:
     findings: tuple[Finding, ...]
     memory: MemoryPlan | None
     steps: tuple[Step, ...]
+    paths: Paths
 
     @property
     def is_possible(self) -> bool:
@@ -50,11 +51,11 @@ def make_plan(deployment: Deployment, paths: Paths, plan_file: str) -> GpuPlan:
     """Pure: rules, memory, commands. ``plan_file``: the name under which ``render`` will find this plan."""
     findings = check(deployment)
     if {finding.rule for finding in findings} & _NO_ARITHMETIC:
-        return GpuPlan(deployment, findings, None, ())
+        return GpuPlan(deployment, findings, None, (), paths)
     memory = plan_memory(deployment)
     findings += tuple(check_memory(deployment, memory))
     ordered = tuple(sorted(findings, key=lambda finding: finding.severity.value))
-    return GpuPlan(deployment, ordered, memory, commands(deployment, paths, plan_file))
+    return GpuPlan(deployment, ordered, memory, commands(deployment, paths, plan_file), paths)
 
 
 def to_json(plan: GpuPlan) -> str:
@@ -73,6 +74,7 @@ def to_json(plan: GpuPlan) -> str:
         "shapes": {name: asdict(shape) for name, shape in deployment.shapes.items()},
         "findings": [asdict(finding) for finding in plan.findings],
         "memory": None if plan.memory is None else asdict(plan.memory),
+        "paths": asdict(plan.paths),
         "steps": [asdict(step) | {"shell": step.shell} for step in plan.steps],
         "estimated_s": plan.estimated_s,
     }

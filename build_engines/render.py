@@ -8,19 +8,17 @@ not at load time in the server. The committed ``model_repository/`` is the rende
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from build_engines.profile import PROFILES_DIR, Profile, capabilities_of, fill, filled, load_profile, whole_number
+from tandem.capabilities import EXTENSION_TENSORS, Capabilities
 from tandem.errors import SetupError
-from tandem.protocol import MODELS, ModelSpec, TensorSpec
+from tandem.protocol import ENGINE_MODELS, MODELS, ROUTER_MODEL, ModelSpec, TensorSpec
 
-PROFILES_DIR = Path(__file__).resolve().parent / "profiles"
+__all__ = ["PROFILES_DIR", "load_profile", "main", "render", "render_files"]
 
 _HEADER = "# Rendered from build_engines/profiles/{profile}.yaml by build_engines/render.py; change that file, not this one.\n"
 
@@ -43,27 +41,18 @@ class TritonPythonModel:
         self._model.close()
 '''
 
-_MODEL_KEYS = {"entry", "decoupled", "instance_count", "dynamic_batching", "parameters"}
+_MODEL_KEYS = {"backend", "entry", "max_batch_size", "decoupled", "instance_count", "dynamic_batching", "parameters"}
+_BACKENDS = ("python", "tensorrtllm")
 _BATCHING_KEYS = {"max_queue_delay_microseconds", "max_queue_size"}
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """One parsed profile; ``where`` names the file in messages."""
-
-    name: str
-    where: str
-    max_batch_size: int
-    models: Mapping[str, Mapping[str, Any]]
-
-
-def render(profile: str | Path, out_dir: Path) -> tuple[Path, ...]:
+def render(profile: str | Path, out_dir: Path, values: Mapping[str, Any] | None = None) -> tuple[Path, ...]:
     """Write the repository of ``profile`` (a name in ``profiles/`` or a path) into ``out_dir``.
 
-    Creates and overwrites files, deletes none. Returns the written files, sorted.
-    Raises: SetupError naming file, model, key and remedy when the profile is not complete.
+    ``values`` fill the placeholders of a profile for GPUs. Creates and overwrites files, deletes none. Returns the written files,
+    sorted. Raises: SetupError naming file, model, key and remedy when the profile is not complete.
     """
-    parsed = load_profile(profile)
+    parsed = fill(load_profile(profile), values or {})
     written = []
     for name, text in sorted(render_files(parsed).items()):
         path = out_dir / name
@@ -71,7 +60,9 @@ def render(profile: str | Path, out_dir: Path) -> tuple[Path, ...]:
         path.write_text(text, encoding="utf-8")
         written.append(path)
     for name, model in parsed.models.items():
-        if "ensemble" in model:  # Triton wants a version folder; git keeps no empty one
+        if (
+            "ensemble" in model or model.get("backend", "python") != "python"
+        ):  # Triton wants a version folder; git keeps no empty one
             path = out_dir / name / "1" / ".gitkeep"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"")
@@ -79,66 +70,66 @@ def render(profile: str | Path, out_dir: Path) -> tuple[Path, ...]:
     return tuple(sorted(written))
 
 
-def load_profile(profile: str | Path) -> Profile:
-    """Parse and check a profile. Raises: SetupError."""
-    path = PROFILES_DIR / f"{profile}.yaml" if isinstance(profile, str) else profile
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        known = ", ".join(sorted(p.stem for p in PROFILES_DIR.glob("*.yaml")))
-        raise SetupError(f"There is no profile {path}; known profiles are: {known}.") from None
-    except yaml.YAMLError as error:
-        raise SetupError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    where = path.name
-    if not isinstance(data, dict) or not isinstance(data.get("models"), dict):
-        raise SetupError(f"{where}: the profile needs the keys profile, max_batch_size and models.")
-    missing = sorted(set(MODELS) - set(data["models"]))
-    unknown = sorted(set(data["models"]) - set(MODELS))
-    if missing or unknown:
-        raise SetupError(f"{where}: models: missing {missing}, unknown {unknown}; protocol.MODELS names the models.")
-    return Profile(
-        name=_filled(where, "profile", data.get("profile")),
-        where=where,
-        max_batch_size=_whole_number(where, "max_batch_size", data.get("max_batch_size"), 1),
-        models=data["models"],
-    )
-
-
 def render_files(profile: Profile) -> dict[str, str]:
-    """Relative path -> text of every file with content. Pure."""
+    """Relative path -> text of every file with content. Pure. Raises: SetupError."""
     files: dict[str, str] = {}
+    able = {name: capabilities_of(profile, name) for name in profile.models if name in ENGINE_MODELS}
     for name, model in profile.models.items():
         header = _HEADER.format(profile=profile.name)
         if "ensemble" in model:
             files[f"{name}/config.pbtxt"] = header + _ensemble_config(profile, name, model)
             continue
-        _only(f"{profile.where}: {name}", model, _MODEL_KEYS)
-        files[f"{name}/config.pbtxt"] = header + _python_config(profile, name, model)
-        files[f"{name}/1/model.py"] = _model_py(profile.where, name, model)
+        _only(f"{profile.where}: {name}", model, _MODEL_KEYS | ({"capabilities"} if name in able else set()))
+        spec = _engine_tensors(able[name]) if name in able else MODELS[name]
+        parameters = dict(model.get("parameters", {}))
+        if name == ROUTER_MODEL:
+            _only(f"{profile.where}: {name}.parameters", {"engine_capabilities"} & set(parameters), set())
+            parameters["engine_capabilities"] = _capabilities_text(able)
+        backend = model.get("backend", "python")
+        files[f"{name}/config.pbtxt"] = header + _model_config(profile, name, {**model, "parameters": parameters}, spec, backend)
+        if backend == "python":
+            files[f"{name}/1/model.py"] = _model_py(profile.where, name, model)
     return files
 
 
+def _engine_tensors(able: Capabilities) -> ModelSpec:
+    """The tensors of the contract, and those of ours that the engine's capabilities bring."""
+    full = MODELS[ENGINE_MODELS[0]]
+    kept = [
+        tuple(tensor for tensor in tensors if EXTENSION_TENSORS.get(tensor.name) in (None, *able))
+        for tensors in (full.inputs, full.outputs)
+    ]
+    return ModelSpec(inputs=kept[0], outputs=kept[1])
+
+
+def _capabilities_text(able: Mapping[str, Capabilities]) -> str:
+    return ",".join(f"{name}={'+'.join(sorted(each.value for each in has))}" for name, has in sorted(able.items()))
+
+
 def _model_py(where: str, name: str, model: Mapping[str, Any]) -> str:
-    entry = _filled(where, f"{name}.entry", model.get("entry"))
+    entry = filled(where, f"{name}.entry", model.get("entry"))
     module, separator, class_name = entry.partition(":")
     if not separator or not class_name.isidentifier():
         raise SetupError(f"{where}: {name}.entry is {entry!r}; write it as package.module:Class.")
     return _MODEL_PY.format(name=name, module=module, class_name=class_name)
 
 
-def _python_config(profile: Profile, name: str, model: Mapping[str, Any]) -> str:
+def _model_config(profile: Profile, name: str, model: Mapping[str, Any], spec: ModelSpec, backend: object) -> str:
     where = profile.where
+    if backend not in _BACKENDS:
+        raise SetupError(f"{where}: {name}.backend is {backend!r}; give one of {', '.join(_BACKENDS)}.")
+    batch_size = whole_number(where, f"{name}.max_batch_size", model.get("max_batch_size", profile.max_batch_size), 1)
     parts = [
-        f'name: "{name}"\nbackend: "python"\nmax_batch_size: {profile.max_batch_size}\n',
+        f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {batch_size}\n',
         _transaction_policy(where, name, model.get("decoupled")),
     ]
     if "dynamic_batching" in model:
-        parts.append(_dynamic_batching(profile, name, model["dynamic_batching"]))
-    parts.append(_tensors(MODELS[name]))
-    count = _whole_number(where, f"{name}.instance_count", model.get("instance_count"), 1)
+        parts.append(_dynamic_batching(where, name, batch_size, model["dynamic_batching"]))
+    parts.append(_tensors(spec))
+    count = whole_number(where, f"{name}.instance_count", model.get("instance_count"), 1)
     parts.append(f"instance_group [\n  {{\n    count: {count}\n    kind: KIND_CPU\n  }}\n]\n")
-    for key, value in model.get("parameters", {}).items():
-        text = _filled(where, f"{name}.parameters.{key}", value)
+    for key, value in model["parameters"].items():
+        text = filled(where, f"{name}.parameters.{key}", value)
         parts.append(f'parameters {{\n  key: "{key}"\n  value: {{ string_value: "{_escape(text)}" }}\n}}\n')
     return "".join(parts)
 
@@ -180,13 +171,13 @@ def _transaction_policy(where: str, name: str, decoupled: object) -> str:
     return f"model_transaction_policy {{\n  decoupled: {str(decoupled).lower()}\n}}\n"
 
 
-def _dynamic_batching(profile: Profile, name: str, batching: Mapping[str, Any]) -> str:
-    where = f"{profile.where}: {name}.dynamic_batching"
+def _dynamic_batching(file: str, name: str, batch_size: int, batching: Mapping[str, Any]) -> str:
+    where = f"{file}: {name}.dynamic_batching"
     _only(where, batching, _BATCHING_KEYS)
-    delay = _whole_number(where, "max_queue_delay_microseconds", batching.get("max_queue_delay_microseconds"), 0)
-    size = _whole_number(where, "max_queue_size", batching.get("max_queue_size"), 0)
+    delay = whole_number(where, "max_queue_delay_microseconds", batching.get("max_queue_delay_microseconds"), 0)
+    size = whole_number(where, "max_queue_size", batching.get("max_queue_size"), 0)
     return (
-        f"dynamic_batching {{\n  preferred_batch_size: [ {profile.max_batch_size} ]\n"
+        f"dynamic_batching {{\n  preferred_batch_size: [ {batch_size} ]\n"
         f"  max_queue_delay_microseconds: {delay}\n  default_queue_policy {{ max_queue_size: {size} }}\n}}\n"
     )
 
@@ -209,21 +200,7 @@ def _tensor(tensor: TensorSpec, *, is_input: bool) -> str:
     return f"  {{\n{body}\n  }}"
 
 
-def _filled(where: str, key: str, value: object) -> str:
-    """The text of a value that must be there. Booleans as Triton's parameters spell them: true, false."""
-    text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
-    if not text.strip() or re.search(r"\$\{?\w", text):
-        raise SetupError(f"{where}: {key} is not filled in (got {value!r}); give it a value in the profile.")
-    return text
-
-
-def _whole_number(where: str, key: str, value: object, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise SetupError(f"{where}: {key}: got {value!r}; give a whole number of at least {low}.")
-    return value
-
-
-def _only(where: str, given: Mapping[str, Any], known: set[str]) -> None:
+def _only(where: str, given: Iterable[str], known: set[str]) -> None:
     unknown = sorted(set(given) - known)
     if unknown:
         raise SetupError(f"{where}: unknown keys {unknown}; known are {sorted(known)}.")

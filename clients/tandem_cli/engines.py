@@ -37,6 +37,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     render = actions.add_parser("render", help="write the Triton model repository of a profile")
     render.add_argument("--profile", default="cpu", help="a name in build_engines/profiles (default %(default)s)")
     render.add_argument("--out", type=Path, default=Path("model_repository"), metavar="DIR", help="where to (default %(default)s)")
+    render.add_argument("--plan", type=Path, metavar="FILE", help="plan of the GPU deployment (profiles trtllm and llmapi)")
+    render.add_argument("--image", help="container of the GPU deployment, with tag and digest")
     render.set_defaults(action=_render)
     gpu_engines.add_actions(actions)
 
@@ -91,10 +93,20 @@ def _in_use(home: Path, name: str) -> Path:
 
 
 def _render(args: argparse.Namespace) -> int:
+    from build_engines.gpu_plan import read_plan
+    from build_engines.profile_values import check_image, profile_values, write_deployment
     from build_engines.render import render
 
+    if (args.plan is None) != (args.image is None):
+        raise SetupError("give --plan and --image together: a GPU repository is bound to both")
+    plan = None if args.plan is None else read_plan(args.plan)
+    if plan is not None and plan["flow"] != args.profile:
+        raise SetupError(f"--plan: {args.plan} is for profile {plan['flow']}, not {args.profile}")
+    image = None if args.image is None else check_image(args.image)
     try:
-        written = render(args.profile, args.out)
+        written = render(args.profile, args.out, None if plan is None else profile_values(plan, plan["paths"]))
+        if plan is not None and image is not None:
+            written += (write_deployment(args.out, plan, image),)
     except OSError as error:
         raise SetupError(f"--out: {args.out} cannot be written ({error.strerror})") from error
     sys.stdout.write(f"{len(written)} files of profile {args.profile} written to {args.out}\n")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.manifest import Manifest
-from build_engines.render import load_profile, render_files
+from build_engines.profile import load_profile
+from build_engines.render import render_files
 from tandem.protocol import ENGINE_MODELS
 
 

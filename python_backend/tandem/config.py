@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
+from tandem.capabilities import Capabilities, Capability
 from tandem.errors import SetupError
 
 KV_CACHE_DTYPES = ("f32", "f16", "u8")
@@ -94,7 +95,7 @@ class RouterModelConfig:
     ``scheduling_policy``, and one more is refused as overloaded. ``max_concurrent_requests`` bounds the threads; one row of a
     request takes one, also while it waits for its engine. ``max_queue_size`` rows may wait for a thread, one more is refused as
     overloaded. ``max_seq_len``, ``tokens_per_block`` and ``kv_cache_tokens`` are those of the engines, ``engine_profile`` says what
-    kind they are, and so what they can do.
+    kind they are, ``engine_capabilities`` what each of them can do.
     """
 
     name: str
@@ -112,6 +113,7 @@ class RouterModelConfig:
     scheduling_policy: SchedulingPolicy
     slo_ttft_ms: int
     engine_profile: EngineProfile
+    engine_capabilities: Mapping[str, Capabilities]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +182,11 @@ def router_config(name: str, parameters: Mapping[str, str], home: Path) -> Route
         tokens_per_block=reader.number("tokens_per_block", 1, default=32),
         kv_cache_tokens=reader.number("kv_cache_tokens", 1, default=16384),
         engine_profile=reader.profile("engine_profile"),
+        engine_capabilities=reader.capabilities("engine_capabilities"),
     )
     reader.finish()
+    if set(config.engine_capabilities) != set(config.engine_dirs):
+        raise SetupError(f"model {name}: engine_capabilities and engine_dirs name different engines; render the repository anew.")
     return config
 
 
@@ -261,6 +266,20 @@ class _Reader:
                 self._refuse(key, text, "give name=folder pairs separated by commas, each name once")
             folders[name] = self._existing(key, home / path)
         return folders
+
+    def capabilities(self, key: str) -> dict[str, Capabilities]:
+        """``name=capability+capability`` pairs, separated by commas."""
+        text = self.text(key)
+        found: dict[str, Capabilities] = {}
+        for part in text.split(","):
+            name, separator, words = (piece.strip() for piece in part.partition("="))
+            if not (name and separator) or name in found:
+                self._refuse(key, text, "give name=capability+capability pairs separated by commas, each name once")
+            try:
+                found[name] = frozenset(Capability(word.strip()) for word in words.split("+"))
+            except ValueError:
+                self._refuse(key, words, f"known are {', '.join(each.value for each in Capability)}")
+        return found
 
     def finish(self) -> None:
         """Raises: SetupError when a parameter was given that no part of the configuration knows."""

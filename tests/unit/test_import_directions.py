@@ -20,14 +20,15 @@ SOURCE_ROOTS = {
 
 # Package -> what it may import of ours. Everything may import the base; siblings may not import each other.
 BASE = {"tandem", "tandem.protocol", "tandem.types", "tandem.errors"}
-CONFIG = BASE | {"tandem.config"}
+CONFIG = BASE | {"tandem.config", "tandem.capabilities"}
 PARTS = {"tandem.text", "tandem.routing", "tandem.models", "tandem.scheduling", "tandem.guided"}
 ALLOWED: dict[str, set[str]] = {
     "tandem": set(),
     "tandem.protocol": set(),
     "tandem.errors": set(),
     "tandem.types": {"tandem.errors"},
-    "tandem.config": BASE,
+    "tandem.capabilities": {"tandem.errors", "tandem.types"},
+    "tandem.config": BASE | {"tandem.capabilities"},
     "tandem.text": CONFIG,
     "tandem.routing": CONFIG,
     "tandem.models": CONFIG,

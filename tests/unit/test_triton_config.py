@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.capabilities import Capability
 from tandem.config import engine_config, preprocessing_config, router_config, tandem_home
 from tandem.errors import SetupError
 
@@ -91,21 +92,45 @@ def test_parameter_when_missing_then_named(home, key):
         engine_config("slow", "1", parameters, home)
 
 
+ROUTER = {
+    "engine_dirs": "slow=engines/slow/current, fast_int4=engines/slow/current",
+    "engine_capabilities": "slow=token_io+logits,fast_int4=token_io + guided",
+    "max_seq_len": "100",
+    "rules_file": "built-in",
+}
+
+
 def test_router_when_read_then_engines_keep_their_order(home):
-    dirs = "slow=engines/slow/current, fast_int4=engines/slow/current"
-    config = router_config("router", {"engine_dirs": dirs, "max_seq_len": "100", "rules_file": "built-in"}, home)
+    config = router_config("router", ROUTER, home)
     assert list(config.engine_dirs) == ["slow", "fast_int4"]
     assert config.rules_file is None
-    assert (
-        router_config("router", {"engine_dirs": dirs, "max_seq_len": "9", "rules_file": "r.yaml"}, home).rules_file
-        == home / "r.yaml"
-    )
+    assert router_config("router", {**ROUTER, "rules_file": "r.yaml"}, home).rules_file == home / "r.yaml"
+
+
+def test_router_when_read_then_each_engine_has_its_capabilities(home):
+    found = router_config("router", ROUTER, home).engine_capabilities
+    assert found["slow"] == {Capability.TOKEN_IO, Capability.LOGITS}
+    assert found["fast_int4"] == {Capability.TOKEN_IO, Capability.GUIDED}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["slow=token_io", "slow", "slow=token_io,slow=token_io", "slow=telepathy,fast_int4=token_io", "slow=,fast_int4=token_io"],
+)
+def test_router_when_capabilities_are_malformed_then_named(home, text):
+    with pytest.raises(SetupError, match="engine_capabilities"):
+        router_config("router", {**ROUTER, "engine_capabilities": text}, home)
+
+
+def test_router_when_capabilities_are_missing_then_named(home):
+    with pytest.raises(SetupError, match="engine_capabilities is missing"):
+        router_config("router", {key: value for key, value in ROUTER.items() if key != "engine_capabilities"}, home)
 
 
 @pytest.mark.parametrize("dirs", ["slow", "slow=", "=engines/slow/current", "slow=engines/slow/current,", "slow=x"])
 def test_router_when_engine_dirs_are_malformed_then_named(home, dirs):
     with pytest.raises(SetupError, match="engine_dirs"):
-        router_config("router", {"engine_dirs": dirs, "max_seq_len": "100"}, home)
+        router_config("router", {**ROUTER, "engine_dirs": dirs}, home)
 
 
 def test_preprocessing_when_read_then_the_folder_must_exist(home):

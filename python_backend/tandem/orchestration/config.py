@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
+from tandem.capabilities import ALL_CAPABILITIES, Capabilities
 from tandem.errors import SetupError
 from tandem.guided.gate import GuideGate
 from tandem.orchestration.admission import AdmissionConfig
@@ -17,13 +18,15 @@ from tandem.types import Path
 class EngineInfo:
     """One engine model. ``max_seq_len`` counts prompt and completion together, as the engine enforces it.
 
-    ``kv_tokens``: what its KV cache holds, for predictions; None: not known.
+    ``kv_tokens``: what its KV cache holds, for predictions; None: not known. ``capabilities``: a request that needs another is
+    refused.
     """
 
     name: str
     max_seq_len: int
     tokenizer: Tokenizer
     kv_tokens: int | None = None
+    capabilities: Capabilities = ALL_CAPABILITIES
 
 
 @dataclass(frozen=True, slots=True)

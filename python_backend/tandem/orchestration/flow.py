@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
+from tandem.capabilities import fitted
 from tandem.errors import EngineFailure
 from tandem.orchestration.admission import AdmissionQueue, Place
 from tandem.orchestration.config import RouterConfig
@@ -20,7 +21,7 @@ from tandem.routing.decision import RouteDecision
 from tandem.routing.explain import DecisionRecord
 from tandem.routing.features import RouteFeatures
 from tandem.scheduling.length import RequestKind
-from tandem.types import CacheHints, EngineRequest, FinishReason, Guide, RequestId, SequenceDelta, TokenLogProbs
+from tandem.types import CacheHints, EngineRequest, FinishReason, RequestId, SequenceDelta, TokenLogProbs
 
 _NO_TOP = TokenLogProbs((), ())
 
@@ -86,6 +87,10 @@ class Flow:
         self.decision = record.decision
         engine = self._config.engine(record.decision.engine)
         checked = check_sampling(self.request.sampling, self.request.prompt_ids, engine, self._config.default_max_tokens)
+        asked = EngineRequest(
+            RequestId(self.child_id), self.request.prompt_ids, checked.params, CacheHints(self.request.cache_salt), guide
+        )
+        asked = fitted(engine.name, engine.capabilities, asked)
         answer = _Answer(self.request, record, checked, self._config, emit)
         place = self._admission[engine.name].join(
             RequestKind(features.task, checked.params.max_tokens), len(self.request.prompt_ids), features.slo_ttft_ms
@@ -96,7 +101,7 @@ class Flow:
             if not (self._wait_for(place) and self._enter(engine.name)):
                 answer.end_all(FinishReason.CANCELLED)
                 return
-            self._call(engine.name, checked, guide, answer)
+            self._call(engine.name, asked, answer, has_stop_strings=bool(checked.stop_strings))
             num_output_tokens = None if self._is_cancelled else answer.num_output_tokens
             self._decider.note_session(self.request, features, engine.name, answer.num_output_tokens)
         finally:
@@ -110,10 +115,8 @@ class Flow:
             self._place = place
         return place.wait()
 
-    def _call(self, engine: str, checked: CheckedSampling, guide: Guide | None, answer: _Answer) -> None:
-        is_streaming = self.request.sampling.stream or bool(checked.stop_strings)
-        cache = CacheHints(self.request.cache_salt)
-        request = EngineRequest(RequestId(self.child_id), self.request.prompt_ids, checked.params, cache, guide)
+    def _call(self, engine: str, request: EngineRequest, answer: _Answer, *, has_stop_strings: bool) -> None:
+        is_streaming = self.request.sampling.stream or has_stop_strings
         latency = CallLatency(time.monotonic(), self._admission[engine].num_in_flight, len(self.request.prompt_ids))
         deltas = self._port.generate(engine, request, streaming=is_streaming)
         try:

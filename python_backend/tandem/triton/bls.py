@@ -108,6 +108,8 @@ def encode_request(request: EngineRequest, vocab_size: int, *, streaming: bool) 
         "streaming": np.full((1, 1), streaming),
         "exclude_input_in_output": np.ones((1, 1), np.bool_),
         "return_perf_metrics": np.ones((1, 1), np.bool_),
+        # Always given: without it TensorRT-LLM states the longest possible sequence_length. -1 is no token.
+        "end_id": int32(-1 if sampling.end_id is None else sampling.end_id, 1, 1),
         **_choice_tensors(sampling),
     }
     if request.cache.salt:
@@ -115,8 +117,6 @@ def encode_request(request: EngineRequest, vocab_size: int, *, streaming: bool) 
     if request.guide is not None:
         tensors["guided_decoding_guide_type"] = texts((request.guide.type.value,))
         tensors["guided_decoding_guide"] = texts((request.guide.text,))
-    if sampling.end_id is not None:
-        tensors["end_id"] = int32(sampling.end_id, 1, 1)
     if sampling.stop_words:
         tensors["stop_words_list"] = word_list(sampling.stop_words)
     if sampling.bad_words:

@@ -163,7 +163,10 @@ class _OpenRequest:
 def _service(config: RouterModelConfig) -> RouterService:
     """Raises: SetupError."""
     tokenizers = load_tokenizers(config.engine_dirs)
-    engines = tuple(EngineInfo(name, config.max_seq_len, tokenizers[name], config.kv_cache_tokens) for name in config.engine_dirs)
+    engines = tuple(
+        EngineInfo(name, config.max_seq_len, tokenizers[name], config.kv_cache_tokens, config.engine_capabilities[name])
+        for name in config.engine_dirs
+    )
     guides = GuideGate(CAPABILITIES[config.engine_profile])
     router = RouterConfig(engines, config.default_max_tokens, _admission(config), guides)
     port = BlsEnginePort(router.tokenizer.vocab_size, config.tokens_per_block)
