@@ -117,6 +117,33 @@ class RouterModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LlmApiModelConfig:
+    """One engine model of the ``llmapi`` profile. ``model_dir``: a Hugging Face folder or a unified checkpoint of modelopt.
+
+    ``gpu_device_ids`` as in CUDA_VISIBLE_DEVICES. ``max_queue_size``: requests beyond ``max_batch_size`` that may wait in the LLM.
+    ``kv_cache_dtype``: auto is that of the checkpoint. ``guided_decoding_backend`` None: guides are refused.
+    """
+
+    name: str
+    model_dir: Path
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    gpu_device_ids: str
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    max_queue_size: int
+    max_tokens_in_paged_kv_cache: int
+    tokens_per_block: int
+    kv_cache_dtype: str
+    enable_kv_cache_reuse: bool
+    enable_chunked_context: bool
+    guided_decoding_backend: str | None
+    exclude_input_in_output: bool
+    cancellation_check_period_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class PreprocessingModelConfig:
     """The preprocessing model. ``tokenizer_dir``: a folder with tokenizer.json and tokenizer_config.json."""
 
@@ -187,6 +214,35 @@ def router_config(name: str, parameters: Mapping[str, str], home: Path) -> Route
     reader.finish()
     if set(config.engine_capabilities) != set(config.engine_dirs):
         raise SetupError(f"model {name}: engine_capabilities and engine_dirs name different engines; render the repository anew.")
+    return config
+
+
+def llmapi_config(name: str, parameters: Mapping[str, str], home: Path) -> LlmApiModelConfig:
+    """Raises: SetupError naming model, key, value and remedy."""
+    reader = _Reader(name, parameters)
+    has_guides = "guided_decoding_backend" in parameters
+    config = LlmApiModelConfig(
+        name=name,
+        model_dir=reader.folder("model_dir", home),
+        tensor_parallel_size=reader.number("tensor_parallel_size", 1, default=1),
+        pipeline_parallel_size=reader.number("pipeline_parallel_size", 1, default=1),
+        gpu_device_ids=reader.text("gpu_device_ids"),
+        max_batch_size=reader.number("max_batch_size", 1),
+        max_num_tokens=reader.number("max_num_tokens", 1),
+        max_seq_len=reader.number("max_seq_len", 2),
+        max_queue_size=reader.number("max_queue_size", 0, default=128),
+        max_tokens_in_paged_kv_cache=reader.number("max_tokens_in_paged_kv_cache", 1),
+        tokens_per_block=reader.number("tokens_per_block", 1, default=32),
+        kv_cache_dtype=reader.choice("kv_cache_dtype", ("auto", "fp8"), default="auto"),
+        enable_kv_cache_reuse=reader.flag("enable_kv_cache_reuse", default=True),
+        enable_chunked_context=reader.flag("enable_chunked_context", default=True),
+        guided_decoding_backend=reader.choice("guided_decoding_backend", ("xgrammar", "llguidance"), default="xgrammar")
+        if has_guides
+        else None,
+        exclude_input_in_output=reader.flag("exclude_input_in_output", default=False),
+        cancellation_check_period_ms=reader.number("cancellation_check_period_ms", 1, default=100),
+    )
+    reader.finish()
     return config
 
 

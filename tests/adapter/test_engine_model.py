@@ -526,7 +526,7 @@ def test_model_py_when_a_parameter_is_wrong_then_one_sentence(monkeypatch, tmp_p
 
 
 def test_log_when_something_of_ours_breaks_then_the_traceback_is_in_it_and_not_in_the_answer(monkeypatch, tmp_path):
-    from tandem.triton import engine_adapter
+    from tandem.triton import engine_front
     from tandem.triton.logs import use_triton_log
 
     use_triton_log("slow")
@@ -534,7 +534,7 @@ def test_log_when_something_of_ours_breaks_then_the_traceback_is_in_it_and_not_i
     def broken(*_):
         raise KeyError("inner detail")
 
-    monkeypatch.setattr(engine_adapter, "read_calls", broken)
+    monkeypatch.setattr(engine_front, "read_calls", broken)
     with engine_model() as model:
         answer = ask(model, request())
     assert error_of(answer)[:2] == ("INTERNAL", "engine_failure")
