@@ -24,8 +24,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from build_engines.cpu_engine import BUILDER_VERSION, CALIBRATION_FILE, build_cpu_engine
+from build_engines.cpu_manifest import write_manifest
 from build_engines.engine_spec import CpuEngineSpec, Precision
-from build_engines.manifest import find_damage, sha256_of, write_manifest
+from build_engines.manifest import find_damage, sha256_of
 from build_engines.progress import Reporter
 from build_engines.weights import Weights
 from tandem.errors import SetupError

@@ -49,6 +49,18 @@ def build_cpu_engine(source: WeightSource, spec: CpuEngineSpec, folder: Path, re
         _save(model, folder)
 
 
+def describe_build(spec: CpuEngineSpec) -> tuple[tuple[str, ...], ...]:
+    """The calls that make the engine, in the form of command lines, for its manifest."""
+    calls: list[tuple[str, ...]] = [("tandem.models.graph.build_graph",)]
+    if spec.precision is Precision.INT8:
+        calls.append(("nncf.compress_weights", "mode=INT8_ASYM"))
+    elif spec.precision is Precision.INT4_AWQ:
+        options = ("ratio=1.0", "awq=True", "scale_estimation=True")
+        calls.append(("nncf.compress_weights", "mode=INT4_SYM", f"group_size={spec.group_size}", *options))
+    calls.append(("openvino.save_model", "compress_to_fp16=False"))
+    return tuple(calls)
+
+
 def _compress(model: ov.Model, spec: CpuEngineSpec, tokenizer_file: Path) -> ov.Model:
     import nncf  # heavy: only a build that quantizes pays for it
 

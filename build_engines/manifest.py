@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from build_engines.cpu_engine import BUILDER_VERSION
-from build_engines.engine_spec import CpuEngineSpec
 from tandem.errors import SetupError
-from tandem.models.weights import WeightSource
 
 MANIFEST = "manifest.json"
 ENGINE_FILES = ("model.xml", "model.bin", "config.json", "tokenizer.json", "tokenizer_config.json")
 _SMALL_FILES = tuple(name for name in ENGINE_FILES if name != "model.bin")
-_TOOLS = ("openvino", "nncf", "numpy", "gguf", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +24,10 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``limits`` are what a server must respect; ``tokenizer_sha256`` tells whether two engines share a vocabulary."""
+    """The same for CPU and GPU engines. ``limits`` are what a server must respect; ``tokenizer_sha256`` tells whether two engines
+    share a vocabulary. ``commands``: what made it, a program with its arguments each. ``gpu`` and ``image`` are None for CPU
+    engines, which are bound to neither. ``eval_scores``: what an evaluation of this engine gave, by name.
+    """
 
     engine: str
     precision: str
@@ -43,25 +40,11 @@ class Manifest:
     limits: Mapping[str, int]
     tools: Mapping[str, str]
     files: Mapping[str, FileRecord]
-
-
-def write_manifest(folder: Path, source: WeightSource, spec: CpuEngineSpec, *, weights_sha256: str, content_hash: str) -> None:
-    """Hash every engine file in ``folder`` and write the manifest beside them."""
-    files = {name: FileRecord((folder / name).stat().st_size, sha256_of(folder / name)) for name in ENGINE_FILES}
-    manifest = Manifest(
-        engine=spec.name,
-        precision=spec.precision.value,
-        group_size=spec.group_size,
-        content_hash=content_hash,
-        builder_version=BUILDER_VERSION,
-        weights=source.origin.name,
-        weights_sha256=weights_sha256,
-        tokenizer_sha256=files["tokenizer.json"].sha256,
-        limits={"max_seq_len": source.config.max_position_embeddings, "vocab_size": source.config.vocab_size},
-        tools={"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _TOOLS},
-        files=files,
-    )
-    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+    commands: tuple[tuple[str, ...], ...] = ()
+    calibration: Mapping[str, Any] | None = None
+    gpu: Mapping[str, Any] | None = None
+    image: str | None = None
+    eval_scores: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -70,6 +53,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
+        raw["commands"] = tuple(tuple(command) for command in raw.get("commands", ()))
         return Manifest(**raw, files=files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise SetupError(f"{path}: the manifest cannot be read ({type(error).__name__}); rebuild the engine") from error

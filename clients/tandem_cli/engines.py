@@ -26,6 +26,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     build = actions.add_parser("build", help="build the engines that are missing or damaged")
     add_home_argument(build)
     add_model_arguments(build)
+    build.add_argument(
+        "--plan", type=Path, metavar="FILE", help="build the GPU engines of this plan instead; needs GPU and trtllm-build"
+    )
+    build.add_argument("--image", help="with --plan: the container this runs in, with tag and digest")
     build.set_defaults(action=_build)
     show = actions.add_parser("list", help="list the engines in use")
     add_home_argument(show)
@@ -33,6 +37,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     show.set_defaults(action=_list)
     verify = actions.add_parser("verify", help="hash every file of the engines in use; exit code 1 if one is damaged or missing")
     add_home_argument(verify)
+    verify.add_argument("--engine-dir", type=Path, metavar="DIR", help="check this TensorRT-LLM engine folder instead")
+    verify.add_argument(
+        "--repository", type=Path, metavar="DIR", help="with --engine-dir: hold it against this rendered repository"
+    )
     verify.set_defaults(action=_verify)
     render = actions.add_parser("render", help="write the Triton model repository of a profile")
     render.add_argument("--profile", default="cpu", help="a name in build_engines/profiles (default %(default)s)")
@@ -44,6 +52,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(args: argparse.Namespace) -> int:
+    if args.plan is not None:
+        return gpu_engines.build(args)
     from build_engines.ensure import ensure_engines
     from build_engines.progress import make_reporter
 
@@ -77,6 +87,8 @@ def _describe(home: Path, name: str) -> dict[str, Any] | None:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    if args.engine_dir is not None:
+        return gpu_engines.verify(args)
     from build_engines.manifest import find_damage
 
     is_whole = True
@@ -118,4 +130,6 @@ def _run(args: argparse.Namespace) -> int:
     return code
 
 
-COMMAND = Command("engines", "build, list and check the CPU engines; render the model repository", _add_arguments, _run)
+COMMAND = Command(
+    "engines", "build, list and check engines; plan GPU deployments; render the model repository", _add_arguments, _run
+)

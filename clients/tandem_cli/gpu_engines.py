@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,9 +14,16 @@ from rich.table import Table
 from build_engines.calibration import write_calibration_folders
 from build_engines.checkpoint import check_checkpoint, patch_checkpoint
 from build_engines.commands import Paths
+from build_engines.gpu_build import build as build_plan
+from build_engines.gpu_build import probe, run_command
 from build_engines.gpu_memory import GIB, MemoryPlan
-from build_engines.gpu_plan import GpuPlan, make_plan, to_json
+from build_engines.gpu_plan import GpuPlan, make_plan, read_plan, to_json
+from build_engines.manifest import read_manifest
+from build_engines.profile_values import check_image
+from build_engines.progress import make_reporter
 from build_engines.spec import load_deployment, preset_names
+from build_engines.verify import Surroundings, surroundings_of, verify_engine
+from tandem.errors import SetupError
 
 _EXIT_NOT_POSSIBLE = 1
 
@@ -76,6 +84,33 @@ def _checkpoint(args: argparse.Namespace) -> int:
     for sentence in wrong:
         sys.stdout.write(f"wrong {sentence}\n")
     return _EXIT_NOT_POSSIBLE if wrong else 0
+
+
+def build(args: argparse.Namespace) -> int:
+    """``engines build --plan``: run a plan's steps here. Raises: SetupError, at once where GPU or tools are missing."""
+    plan = read_plan(args.plan)
+    if args.image is None:
+        raise SetupError("--image: name the container that this runs in, with tag and digest; engines are bound to it")
+    machine = probe(Path(plan["paths"]["work"]))
+    for folder in build_plan(plan, check_image(args.image), machine, run_command, make_reporter()):
+        sys.stdout.write(f"{folder}\n")
+    return 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    """``engines verify --engine-dir``: one line per mismatch; exit code 1 when there are any."""
+    machine = probe(args.engine_dir)
+    around = Surroundings(machine.tools.get("tensorrt_llm"), machine.gpus[0].sm if machine.gpus else None)
+    if args.repository is not None:
+        rendered = surroundings_of(args.repository, read_manifest(args.engine_dir).engine)
+        version = around.tensorrt_llm_version or rendered.tensorrt_llm_version
+        around = replace(rendered, gpu_sm=around.gpu_sm, tensorrt_llm_version=version)
+    mismatches = verify_engine(args.engine_dir, around)
+    for mismatch in mismatches:
+        sys.stdout.write(f"{mismatch.line}\n")
+    if not mismatches:
+        sys.stdout.write(f"{args.engine_dir} fits\n")
+    return _EXIT_NOT_POSSIBLE if mismatches else 0
 
 
 def _show(plan: GpuPlan, console: Console) -> None:

@@ -77,6 +77,24 @@ def test_engine_when_built_then_folder_is_whole_linked_and_loads(tmp_path, weigh
     assert PagedDriver(decoder).step([("a", [1, 2, 3], 1)]).logits.shape == (1, 300)
 
 
+def test_manifest_when_written_then_says_how_the_engine_was_made(tmp_path, weights):
+    folder, _ = ensure(tmp_path, weights, INT4)
+    manifest = read_manifest(folder)
+    assert manifest.commands[1][:3] == ("nncf.compress_weights", "mode=INT4_SYM", "group_size=32")
+    assert manifest.calibration["samples"] > 0
+    assert (manifest.gpu, manifest.image, dict(manifest.eval_scores)) == (None, None, {})
+
+
+def test_manifest_when_of_an_earlier_version_then_still_read(tmp_path, weights):
+    folder, _ = ensure(tmp_path, weights, F32)
+    raw = json.loads((folder / "manifest.json").read_text())
+    for key in ("commands", "calibration", "gpu", "image", "eval_scores"):
+        del raw[key]
+    (folder / "manifest.json").write_text(json.dumps(raw))
+    assert find_damage(folder, is_full_check=True) is None
+    assert read_manifest(folder).commands == ()
+
+
 @pytest.mark.parametrize(("spec", "weight_type", "embedding_type"), [(INT8, "u8", "u8"), (INT4, "i4", "u8"), (F32, "f32", "f32")])
 def test_engine_when_built_then_weights_have_the_precision_of_the_spec(tmp_path, weights, spec, weight_type, embedding_type):
     folder, _ = ensure(tmp_path, weights, spec)
