@@ -66,7 +66,9 @@ $(DEV): requirements/dev.lock $(SERVE)
 	@$(PIP) requirements/dev.lock
 	@touch $@
 
+# llama.cpp is compiled for this machine, but without AMX tiles: compiled with GCC 12 those end the process with an illegal instruction.
+NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 $(BENCH): requirements/bench.lock $(DEV)
 	$(SAY) "installing the peers to measure against (one is compiled: some minutes)"
-	@$(PIP) requirements/bench.lock
+	@CMAKE_ARGS="-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'" $(PIP) requirements/bench.lock
 	@touch $@

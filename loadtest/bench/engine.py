@@ -54,7 +54,9 @@ class TandemEngine:
             num_threads=num_threads,
             has_dynamic_quantization=has_dynamic_quantization,
         )
-        self._engine = LLMEngine(decoder, EngineConfig(max_num_seqs=max(_BATCHES), max_num_batched_tokens=256))
+        # No prefix cache: the same prompts come round after round, and the peers compute them every time.
+        config = EngineConfig(max_num_seqs=max(_BATCHES), max_num_batched_tokens=256, has_prefix_cache=False)
+        self._engine = LLMEngine(decoder, config)
         self._next_id = 0
         self.decode_step_ms: dict[int, float] = {}  # batch size -> median of its last run
 
