@@ -112,7 +112,9 @@ class RequestOutput:
     async def __anext__(self) -> RequestOutput:
         if self.finished:
             raise StopAsyncIteration
-        await asyncio.sleep(self._llm.step_s)
+        await asyncio.sleep(0)
+        while self._llm.is_held and not self._is_aborted:
+            await asyncio.sleep(0.002)
         if self._llm.failure is not None:
             raise self._llm.failure
         self._step()
@@ -172,7 +174,7 @@ class LLM:
         assert not trust_remote_code
         self.arguments = {key: value for key, value in locals().items() if key != "self"}
         self.calls: list[tuple[list[int], SamplingParams, dict[str, Any]]] = []
-        self.step_s = 0.0
+        self.is_held = False  # no request goes on until it is let go or aborted
         self.num_reused_blocks = 0
         self.num_aborted = 0
         self.failure: Exception | None = None

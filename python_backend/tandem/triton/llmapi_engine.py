@@ -123,16 +123,22 @@ class LlmApiEngine:
             _log.exception("a request of the LLM API failed")
             self._fail(opened, error if isinstance(error, TandemError) else EngineFailure("the engine failed; try again"))
         finally:
-            with self._lock:
-                self._open.pop(request.request_id, None)
+            self._forget(opened)
 
     def _hand_out(self, opened: _Open, deltas: list[SequenceDelta]) -> None:
+        """Whoever has the last delta may send the next request: the place is free before."""
         if deltas:
+            if deltas[-1].is_last:
+                self._forget(opened)
             opened.sink(deltas)
 
     def _fail(self, opened: _Open, error: TandemError) -> None:
         last = SequenceDelta(opened.request.request_id, 0, (), finish_reason=FinishReason.ERROR, is_last=True, error=to_wire(error))
-        opened.sink([last])
+        self._hand_out(opened, [last])
+
+    def _forget(self, opened: _Open) -> None:
+        with self._lock:
+            self._open.pop(opened.request.request_id, None)
 
     def _abort(self, opened: _Open) -> None:
         """In the loop's thread. A request that has not begun yet is aborted when it does."""
