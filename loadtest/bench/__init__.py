@@ -11,4 +11,4 @@ from collections.abc import Callable
 Progress = Callable[[str], None]
 """Shows one line of what is going on to a person."""
 
-NAMES: tuple[str, ...] = ("engine", "prefix", "kv", "cancel", "schedule")
+NAMES: tuple[str, ...] = ("engine", "prefix", "kv", "cancel", "schedule", "guided")

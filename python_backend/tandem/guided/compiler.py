@@ -15,11 +15,12 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from llguidance import LLMatcher, LLTokenizer
 
 from tandem.errors import EngineFailure, TandemError
+from tandem.guided.background import background_pool
 from tandem.guided.grammar import grammar_of, parser_limits
 from tandem.guided.limits import GuideLimits
 from tandem.guided.matcher import GuideMatcher, TokenMask
@@ -62,7 +63,7 @@ class GrammarCompiler:
         self._limits = limits or GuideLimits()
         self._max_cache_bytes = max_cache_bytes
         self._end_ids = tuple(tokenizer.eos_tokens)
-        self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="tandem-grammar")
+        self._pool = background_pool("tandem-grammar", num_workers)
         self._lock = threading.Lock()  # guards the three below
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
         self._num_cached_bytes = 0

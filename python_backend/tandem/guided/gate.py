@@ -6,20 +6,26 @@ import hashlib
 import threading
 from collections import OrderedDict
 
+from tandem.guided.background import background_pool
 from tandem.guided.capabilities import CAPABILITIES, GuidedCapabilities
 from tandem.guided.check import resolve_guide
 from tandem.guided.limits import GuideLimits
 from tandem.types import Guide
 
+_NUM_WORKERS = 2  # a flood of new guides waits for each other, not the answers for them
 _MAX_BYTES = 16 * 1024 * 1024
 
 
 class GuideGate:
-    """:func:`resolve_guide` with a memory of what passed, bounded in bytes, least recently used out first. Thread-safe."""
+    """:func:`resolve_guide` in the background, with a memory of what passed: bounded in bytes, least recently used out first.
+
+    Thread-safe. Its threads start with the first new guide and end with the process.
+    """
 
     def __init__(self, capabilities: GuidedCapabilities = CAPABILITIES["cpu"], limits: GuideLimits | None = None) -> None:
         self.capabilities = capabilities
         self._limits = limits or GuideLimits()
+        self._pool = background_pool("tandem-guide", _NUM_WORKERS)
         self._lock = threading.Lock()  # guards the two below
         self._passed: OrderedDict[bytes, Guide] = OrderedDict()
         self._num_bytes = 0
@@ -34,7 +40,8 @@ class GuideGate:
             if found is not None:
                 self._passed.move_to_end(key)
                 return found
-        resolved = resolve_guide(guide_type, guide, self.capabilities, self._limits)
+        work = self._pool.submit(resolve_guide, guide_type, guide, self.capabilities, self._limits)
+        resolved = work.result()
         if resolved is not None:
             self._keep(key, resolved)
         return resolved

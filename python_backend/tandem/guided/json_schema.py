@@ -18,7 +18,14 @@ from tandem.guided.schema_values import check_branches, check_finite
 from tandem.guided.schema_walk import SchemaWalk
 
 ANY_VALUE = "{}"
-INLINE_OPTIONS: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
+INLINE_OPTIONS: Any = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": False,
+    # One spelling per character. With \u0061 a declared key "a" could come again, as an undeclared one of any type.
+    "json_allowed_escapes": 'bfnrt"\\',
+}
 
 
 def check_schema(text: str, limits: GuideLimits, *, path: str = "$") -> SchemaWalk:

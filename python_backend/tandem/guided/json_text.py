@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
 
 from tandem.guided.errors import GuideError
 from tandem.guided.limits import GuideLimits
+
+# An unclosed string runs to the end, as it does for a parser.
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z|\\\Z)', re.DOTALL)
+_BRACKET = re.compile(r"[\[\]{}]")
 
 
 def parse_json(text: str, limits: GuideLimits) -> Any:
@@ -23,28 +28,11 @@ def parse_json(text: str, limits: GuideLimits) -> Any:
 
 def _depth(text: str) -> int:
     """Deepest nesting of brackets outside strings."""
-    deepest = depth = position = 0
-    while position < len(text):
-        char = text[position]
-        if char == '"':
-            position = _string_end(text, position)
-            continue
-        if char in "[{":
+    deepest = depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub("", text)):
+        if bracket in "[{":
             depth += 1
             deepest = max(deepest, depth)
-        elif char in "]}":
-            depth -= 1
-        position += 1
-    return deepest
-
-
-def _string_end(text: str, start: int) -> int:
-    position = start + 1
-    while True:
-        quote, escape = text.find('"', position), text.find("\\", position)
-        if quote < 0:
-            return len(text)
-        if 0 <= escape < quote:
-            position = escape + 2
         else:
-            return quote + 1
+            depth -= 1
+    return deepest

@@ -6,6 +6,8 @@ nothing but the end is left, the grammar is complete and the sequence ends witho
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +16,11 @@ from llguidance import LLMatcher
 
 from tandem.errors import EngineFailure, TandemError
 from tandem.guided.errors import UnsupportedGuide
+
+_log = logging.getLogger(__name__)
+
+_TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
+_LIMIT = re.compile(r"too many|too big|too complex|; max is |limit|fuel")
 
 Bits = npt.NDArray[np.uint32]
 
@@ -107,7 +114,8 @@ class GuideMatcher:
             raise self._error()
 
     def _error(self) -> TandemError:
-        reason = self._matcher.stop_reason()
-        if reason in ("ParserTooComplex", "LexerTooComplex"):
+        message = self._matcher.get_error().split("\n")[0]
+        if self._matcher.stop_reason() in _TOO_COMPLEX or _LIMIT.search(message):
             return UnsupportedGuide("$", "the grammar", "it is too ambiguous to find the next token in bounded time; simplify it")
+        _log.error("a matcher failed: %s", message)  # it never quotes the guide (verbose_errors is off)
         return EngineFailure("the grammar of this request got into a state it cannot leave; try again or simplify the guide")

@@ -16,11 +16,14 @@ from tandem.guided.errors import GuideError
 from tandem.guided.limits import GuideLimits
 from tandem.guided.schema_walk import ReachedSchema, SchemaWalk
 
+_COMBINATIONS = frozenset(("anyOf", "oneOf", "allOf"))
 _MAX_CHAIN = 100  # of schemas that apply to one value through $ref and allOf
 
 
 def check_finite(walk: SchemaWalk) -> None:
     """Raises: GuideError when no finite value is valid."""
+    if all(schema.target is None and schema.value is not False for schema in walk):
+        return  # what refers to nothing ends where its text ends
     users: dict[int, list[ReachedSchema]] = {}
     for schema in walk:
         for part in _needs(schema):
@@ -81,12 +84,26 @@ def _has_finite(schema: ReachedSchema, kind: str, finite: set[int]) -> bool:
 
 
 def check_branches(walk: SchemaWalk, limits: GuideLimits) -> None:
-    """The compiler multiplies alternatives out where they meet in one schema. Raises: GuideError when that is too many."""
+    """The compiler multiplies alternatives out where they meet in one schema, and automata of patterns that one string must match.
+
+    Raises: GuideError when that is too many.
+    """
     counts: dict[int, float] = {}
+    patterns: dict[int, int] = {}
     for schema in walk:
-        if _branches(schema, counts, set()) > limits.max_branches:
+        if schema.target is None and _COMBINATIONS.isdisjoint(schema.parts):
+            continue  # it stands for itself, and its sizes have been looked at
+        if _patterns(schema, patterns, set()) > limits.max_joint_patterns:
+            remedy = f"one string may have to match {limits.max_joint_patterns} patterns and formats at once"
+            raise GuideError(schema.path, "a combination of patterns", remedy)
+        num_branches = _branches(schema, counts, set())
+        if num_branches > limits.max_branches:
             remedy = f"anyOf, oneOf and allOf multiply to more than {limits.max_branches} combinations; use fewer"
             raise GuideError(schema.path, "a combination of schemas", remedy)
+        num_own = len(schema.parts.get("properties", ())) + len(schema.parts.get("patternProperties", ()))
+        if num_branches * num_own > limits.max_all_properties:
+            remedy = f"anyOf, oneOf and allOf multiply its properties to more than {limits.max_all_properties}; use fewer"
+            raise GuideError(schema.path, f"{num_own} properties", remedy)
 
 
 def _branches(schema: ReachedSchema, counts: dict[int, float], open_ids: set[int]) -> float:
@@ -110,3 +127,22 @@ def _branches(schema: ReachedSchema, counts: dict[int, float], open_ids: set[int
     open_ids.discard(id(schema))
     counts[id(schema)] = min(product, 1e18)
     return counts[id(schema)]
+
+
+def _patterns(schema: ReachedSchema, counts: dict[int, int], open_ids: set[int]) -> int:
+    """Patterns and formats that a string under this schema must match at once, at most."""
+    known = counts.get(id(schema))
+    if known is not None or isinstance(schema.value, bool) or id(schema) in open_ids:
+        return known or 0
+    if len(open_ids) > _MAX_CHAIN:
+        raise GuideError(schema.path, "a chain of references", f"at most {_MAX_CHAIN} may follow each other")
+    open_ids.add(id(schema))
+    count = sum(keyword in schema.value for keyword in ("pattern", "format"))
+    if schema.target is not None:
+        count += _patterns(schema.target, counts, open_ids)
+    count += sum(_patterns(part, counts, open_ids) for part in schema.parts.get("allOf", ()))
+    for keyword in ("anyOf", "oneOf"):
+        count += max((_patterns(part, counts, open_ids) for part in schema.parts.get(keyword, ())), default=0)
+    open_ids.discard(id(schema))
+    counts[id(schema)] = count
+    return count

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
@@ -50,6 +51,8 @@ class SchemaWalk:
         self._open: list[ReachedSchema] = []
         self._num_literals = 0
         self._pattern_size = 0
+        self._multiple = 1
+        self._num_properties = 0
         self._anchors: dict[str, Any] | None = None
         self.root = self._reach(root, path)
         while self._open:
@@ -77,7 +80,6 @@ class SchemaWalk:
             check = _CHECKS.get(keyword)
             if check is not None:
                 check(self, schema, keyword, value)
-        _check_ranges(schema)
 
     # --- one method per kind of keyword -----------------------------------------------------------------------------------
 
@@ -103,6 +105,14 @@ class SchemaWalk:
             raise GuideError(path, value, "give an object of schemas")
         if len(value) > self._limits.max_properties:
             raise GuideError(path, f"{len(value)} properties", f"at most {self._limits.max_properties} are taken in one object")
+        if keyword == "patternProperties" and len(value) > self._limits.max_pattern_properties:
+            raise GuideError(
+                path, f"{len(value)} patterns", f"at most {self._limits.max_pattern_properties} are taken in one object"
+            )
+        self._num_properties += len(value)
+        if self._num_properties > self._limits.max_all_properties:
+            remedy = f"at most {self._limits.max_all_properties} are taken in one guide"
+            raise GuideError(path, f"{self._num_properties} properties", remedy)
         for name in value:
             self._count_literal(path, name)
             if keyword == "patternProperties":
@@ -115,6 +125,8 @@ class SchemaWalk:
             raise GuideError(child(schema.path, keyword), value, "give a whole number of at least 0")
         if value > self._limits.max_repetition:
             raise GuideError(child(schema.path, keyword), value, f"at most {self._limits.max_repetition} is taken")
+        if keyword.startswith("max"):
+            _check_range(schema, keyword, value)
 
     def number(self, schema: ReachedSchema, keyword: str, value: Any) -> None:
         path = child(schema.path, keyword)
@@ -123,8 +135,8 @@ class SchemaWalk:
             raise UnsupportedGuide(path, str(value).lower(), remedy)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise GuideError(path, value, "give a number")
-        if keyword == "multipleOf" and not value > 0:
-            raise GuideError(path, value, "give a number above 0")
+        if keyword == "multipleOf":
+            self._count_multiple(path, value)
 
     def text(self, schema: ReachedSchema, keyword: str, value: Any) -> None:
         if not isinstance(value, str):
@@ -215,6 +227,15 @@ class SchemaWalk:
         if len(text.encode("utf-8", "surrogatepass")) > self._limits.max_literal_bytes:
             raise GuideError(path, text, f"at most {self._limits.max_literal_bytes} bytes are taken in one literal")
 
+    def _count_multiple(self, path: str, value: float) -> None:
+        if value <= 0:
+            raise GuideError(path, value, "give a number above 0")
+        _, digits, _ = Decimal(repr(value)).normalize().as_tuple()
+        self._multiple = math.lcm(self._multiple, int("".join(map(str, digits))))
+        if self._multiple > self._limits.max_multiple:
+            remedy = f"the least common multiple of all multipleOf, without decimal point, may be {self._limits.max_multiple}"
+            raise GuideError(path, value, remedy)
+
     def _count_pattern(self, path: str, pattern: str) -> None:
         self._pattern_size += pattern_size(pattern, path, self._limits)
         if self._pattern_size > self._limits.max_pattern_size:
@@ -240,12 +261,12 @@ _CHECKS: dict[str, _Check] = {
 }
 
 
-def _check_ranges(schema: ReachedSchema) -> None:
+def _check_range(schema: ReachedSchema, keyword: str, high: float) -> None:
     """A lower bound above its upper one leaves no value."""
-    for what in ("Items", "Length", "Properties"):
-        low, high = schema.value.get(f"min{what}"), schema.value.get(f"max{what}")
-        if low is not None and high is not None and low > high:
-            raise GuideError(child(schema.path, f"min{what}"), low, f"it is above max{what}, {high}: no value is valid")
+    low = schema.value.get(keyword.replace("max", "min"))
+    if isinstance(low, int | float) and low > high:
+        lower = child(schema.path, keyword.replace("max", "min"))
+        raise GuideError(lower, low, f"it is above {keyword}, {high}: no value is valid")
 
 
 def _anchors(root: Any) -> Iterator[tuple[str, Any]]:
