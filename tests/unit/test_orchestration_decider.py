@@ -69,6 +69,30 @@ def test_prediction_learns_what_the_engine_takes() -> None:
     assert seen.tpot_ms == pytest.approx(40, rel=0.1)
 
 
+def test_prediction_when_one_request_stalls_then_later_ones_are_expected_to_be_as_before() -> None:
+    engine, _ = predictor()
+    for num_tokens in (50, 100, 200, 400) * 20:
+        engine.learn_ttft(num_tokens, 1, 10.0 + 3.0 * num_tokens)
+    usual = engine.predict(KIND, 100).ttft_ms
+    engine.learn_ttft(100, 1, 60_000.0)
+    assert engine.predict(KIND, 100).ttft_ms < 2 * usual
+
+
+def test_prediction_when_an_engine_is_avoided_then_it_gets_another_chance() -> None:
+    clock = Clock()
+    engine = EnginePredictor(AdmissionQueue("engine", AdmissionConfig()), None, clock)
+    at_first = engine.predict(KIND, 100)
+    for _ in range(50):
+        engine.learn_ttft(100, 1, 9_000.0)
+        engine.learn_tpot(1, 900.0)
+    slow = engine.predict(KIND, 100)
+    assert slow.ttft_ms == pytest.approx(9_000, rel=0.1)
+    assert slow.tpot_ms == pytest.approx(900, rel=0.1)
+    clock.now_s += 600
+    assert engine.predict(KIND, 100).ttft_ms == pytest.approx(at_first.ttft_ms, rel=0.1)
+    assert engine.predict(KIND, 100).tpot_ms == pytest.approx(at_first.tpot_ms, rel=0.1)
+
+
 def test_prediction_counts_what_is_cached_and_who_waits() -> None:
     engine, queue = predictor(max_in_flight=1, max_waiting=8)
     idle = engine.predict(KIND, 200)
