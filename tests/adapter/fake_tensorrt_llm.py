@@ -113,7 +113,7 @@ class RequestOutput:
         if self.finished:
             raise StopAsyncIteration
         await asyncio.sleep(0)
-        while self._llm.is_held and not self._is_aborted:
+        while self._llm.is_held and not self._is_aborted:  # noqa: ASYNC110  (set from another thread)
             await asyncio.sleep(0.002)
         if self._llm.failure is not None:
             raise self._llm.failure
