@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -87,5 +88,5 @@ class _FadingModel:
     def predict_ms(self, num_prefill_tokens: int, num_in_flight: int) -> float:
         first_ms = self._first.step_ms(num_prefill_tokens, num_in_flight)
         learned_ms = self._learned.step_ms(num_prefill_tokens, num_in_flight)
-        weight = 0.5 ** ((self._clock() - self._observed_s) / _HALF_LIFE_S)
+        weight = math.pow(0.5, (self._clock() - self._observed_s) / _HALF_LIFE_S)
         return first_ms + weight * (learned_ms - first_ms)
