@@ -14,6 +14,7 @@ from tandem.routing.explain import DecisionRecord
 from tandem.routing.features import RouteFeatures
 from tandem.routing.policy import RoutingPolicy
 from tandem.scheduling.length import RequestKind
+from tandem.types import CacheHints
 
 
 class Decider:
@@ -37,7 +38,8 @@ class Decider:
         cached = {session.engine: session.num_tokens} if session is not None else {}
         kind = RequestKind(features.task, request.sampling.max_tokens or self._config.default_max_tokens)
         load = predict_all(self._predictors, kind, len(request.prompt_ids), cached)
-        decided = self._policy.decide(features, load, session)
+        tenant = CacheHints(request.cache_salt).tenant
+        decided = self._policy.decide(features, load, session, tenant=tenant)
         record = DecisionRecord.of(decided, features, self._policy.terms, self._policy.fingerprint)
         self.counts.add(record)
         return record

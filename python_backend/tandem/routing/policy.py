@@ -88,7 +88,9 @@ class RoutingPolicy:
         """Engine name -> path, for every engine that can be chosen."""
         return self.terms.paths
 
-    def decide(self, features: RouteFeatures, load: LoadSnapshot | None = None, session: SessionHint | None = None) -> Decided:
+    def decide(
+        self, features: RouteFeatures, load: LoadSnapshot | None = None, session: SessionHint | None = None, *, tenant: str = ""
+    ) -> Decided:
         """Ask the stages as far as needed, then settle."""
         start_ns = time.perf_counter_ns()
         evidence = Evidence(
@@ -101,7 +103,7 @@ class RoutingPolicy:
             session=session if session is not None and session.engine in self.terms.paths else None,
         )
         if needs_stages(evidence, self.terms):
-            evidence = replace(evidence, reports=self._runner.run(Question(features, evidence.load)))
+            evidence = replace(evidence, reports=self._runner.run(Question(features, evidence.load, tenant)))
         decision = settle(evidence, self.terms)
         return Decided(replace(decision, cost_ms=(time.perf_counter_ns() - start_ns) / 1e6), evidence)
 

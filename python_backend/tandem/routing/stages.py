@@ -79,11 +79,15 @@ class Cutoff:
 
 
 class Question:
-    """What a stage is asked. ``text`` is the prompt without what it says about its own routing; computed once, when needed."""
+    """What a stage is asked. ``text`` is the prompt without what it says about its own routing; computed once, when needed.
 
-    def __init__(self, features: RouteFeatures, load: LoadSnapshot) -> None:
+    ``tenant``: whose prompt it is; what a stage keeps of it may be found by that tenant only.
+    """
+
+    def __init__(self, features: RouteFeatures, load: LoadSnapshot, tenant: str = "") -> None:
         self.features = features
         self.load = load
+        self.tenant = tenant
 
     @cached_property
     def text(self) -> str:

@@ -170,7 +170,10 @@ def _service(config: RouterModelConfig) -> RouterService:
     guides = GuideGate(CAPABILITIES[config.engine_profile])
     router = RouterConfig(engines, config.default_max_tokens, _admission(config), guides)
     port = BlsEnginePort(router.tokenizer.vocab_size, config.tokens_per_block)
-    policy = load_policy(config.rules_file, lambda settings: build_stages(settings, BlsClassifier()))
+    policy = load_policy(
+        config.rules_file,
+        lambda settings: build_stages(settings, BlsClassifier(), port, router.tokenizer, config.tokens_per_block),
+    )
     return RouterService(router, policy, port)
 
 
