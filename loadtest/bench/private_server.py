@@ -37,12 +37,18 @@ class PrivateServer:
 
 
 @contextmanager
-def private_server(progress: Progress, *, stats_check_period_ms: int) -> Generator[PrivateServer]:
-    """Start, wait until ready, yield, stop. Raises: SetupError with the end of the log when it does not get ready."""
+def private_server(progress: Progress, *, stats_check_period_ms: int, rules: str | None = None) -> Generator[PrivateServer]:
+    """Start, wait until ready, yield, stop. ``rules``: text of the router's rules file, None for the default one.
+
+    Raises: SetupError with the end of the log when it does not get ready.
+    """
     http_port, triton_http_port, grpc_port, metrics_port = _free_ports(4)
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "bench.yaml"
-        profile.write_text(_cpu_profile(stats_check_period_ms), encoding="utf-8")
+        rules_file = Path(folder) / "rules.yaml"
+        if rules is not None:
+            rules_file.write_text(rules, encoding="utf-8")
+        profile.write_text(_cpu_profile(stats_check_period_ms, None if rules is None else rules_file), encoding="utf-8")
         log_file = Path(folder) / "serve.log"
         command = [
             *(sys.executable, "-m", "tandem_cli.main", "serve"),
@@ -94,7 +100,7 @@ def _wait_ready(server: PrivateServer, process: subprocess.Popen[bytes], log_fil
     raise SetupError(f"the server for the benchmark did not get ready: {' '.join(tail) or 'it said nothing'}")
 
 
-def _cpu_profile(stats_check_period_ms: int) -> str:
+def _cpu_profile(stats_check_period_ms: int, rules_file: Path | None) -> str:
     """The profile that users get, but with gauges that are renewed more often, and with the queues in the engines.
 
     The engines' gauges show what waits there; the router's admission queue has none.
@@ -105,6 +111,8 @@ def _cpu_profile(stats_check_period_ms: int) -> str:
             model["parameters"]["stats_check_period_ms"] = stats_check_period_ms
         if "max_in_flight" in model.get("parameters", {}):
             model["parameters"]["max_in_flight"] = _MANY
+    if rules_file is not None:
+        profile["models"]["router"]["parameters"]["rules_file"] = str(rules_file)
     return yaml.safe_dump(profile, sort_keys=False)
 
 

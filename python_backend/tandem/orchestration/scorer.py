@@ -49,7 +49,7 @@ _TAIL_SHARE = 0.3
 _TOP = 20  # log-probabilities that are asked for; the digits that are not among them count as nothing
 _HEADROOM = 0.85  # of the budget may be planned: predictions are means
 _MAX_TENANTS = 256
-_PROBE_EVERY = 32
+_PROBE_EVERY = 8
 # ms: fixed, per request in flight, per token to compute; the first calls correct it.
 _FIRST_COST_MS = (20.0, 4.0, 2.0)
 
