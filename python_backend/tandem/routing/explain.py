@@ -6,7 +6,7 @@ decision is computed again from what the stages said then, by the code that deci
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import orjson
@@ -19,7 +19,7 @@ from tandem.routing.policy import Decided, Evidence, PolicyTerms, SessionHint, s
 from tandem.types import Path
 
 VERSION = 1
-_NOT_RECORDED = ("text", "session")
+_RECORDED = tuple(field.name for field in fields(RouteFeatures) if field.name not in ("text", "session"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,12 @@ class DecisionRecord:
 
     @classmethod
     def of(cls, decided: Decided, features: RouteFeatures, terms: PolicyTerms, rules: str) -> DecisionRecord:
-        kept = {name: value for name, value in asdict(features).items() if name not in _NOT_RECORDED}
+        kept = {name: getattr(features, name) for name in _RECORDED}
         return cls(rules, terms, kept, decided.evidence, decided.decision)
 
     def to_json(self) -> str:
-        return orjson.dumps({"version": VERSION, **asdict(self)}).decode()
+        value = {"version": VERSION, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        return orjson.dumps(value).decode()
 
     @classmethod
     def from_json(cls, text: str) -> DecisionRecord:
