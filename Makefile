@@ -14,7 +14,7 @@ PIP   := requirements/install.sh $(BIN)/python
 SAY   := @echo "tandem:"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format e2e bench lock clean
+.PHONY: help serve test check lint format e2e bench lock clean
 
 help: ## Show the commands
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,11 +25,13 @@ serve: $(SERVE) ## Set up everything, start Triton and the gateway, print the UR
 test: $(DEV) ## Set up everything, run all tests, the end-to-end ones on a real server
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: $(DEV) ## Format, lint, types and the fast tests
+check: lint ## Format, lint, types and the fast tests, one process per core
+	@$(BIN)/python -m pytest -q -n auto -m "not e2e and not weights" $(ARGS)
+
+lint: $(DEV) ## Format, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -m "not e2e and not weights" $(ARGS)
 
 format: $(DEV) ## Format the code and mend what the linter can mend
 	@$(BIN)/ruff format .

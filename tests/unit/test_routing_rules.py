@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -121,28 +120,3 @@ def test_decision_line_is_ascii_and_holds_no_text_of_the_user() -> None:
     line = decide("请证明 SECRET", task="SECRET", source="SECRET").line
     assert line.isascii()
     assert "SECRET" not in line
-
-
-PROMPTS = [
-    "lorem ipsum dolor sit amet model " * 300,
-    "今天天气很好我们model去公园玩" * 600,
-    "a" * 8000,
-    "use the slow " * 800,
-    "step by " * 1200,
-    "use " * 2000 + "model",
-    "用" * 8000 + "模型",
-    "translat " * 1000,
-]
-
-
-@pytest.mark.parametrize("text", PROMPTS)
-def test_rules_cost_at_most_a_fifth_of_a_millisecond(text: str) -> None:
-    features = extract_features(text[:8000], num_prompt_tokens=100, num_turns=1)
-    # Time of this thread, so that other work on the machine does not count; the median of ten, so that one interrupt does not.
-    costs = []
-    for _ in range(10):
-        start = time.thread_time_ns()
-        for _ in range(10):
-            POLICY.decide(features)
-        costs.append((time.thread_time_ns() - start) / 1e7)
-    assert sorted(costs)[5] <= 0.2
