@@ -59,6 +59,7 @@ def profile_values(plan: Mapping[str, Any], paths: Mapping[str, str]) -> dict[st
     }
     for name, spec in engines.items():
         own = _engine_values(name, spec, ranks[name], paths)
+        own["has_one_tenant"] = spec["kv_reuse"] and not router["is_multi_tenant"]
         values |= {f"{name}.{key}": value for key, value in own.items()}
     return values
 

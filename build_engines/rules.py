@@ -217,7 +217,8 @@ _KV = (
         "tenants-need-separate-blocks",
         lambda c: c.flow is Flow.TRTLLM and c.spec.kv_reuse and c.router.is_multi_tenant,
         "this backend has no salt for KV blocks, so tenants cannot be kept apart while blocks are reused",
-        "set kv_reuse: false, or use flow llmapi, which takes a cache salt",
+        "set kv_reuse: false, or use flow llmapi, which takes a cache salt; router.is_multi_tenant: false declares that "
+        "all callers are one",
     ),
 )
 

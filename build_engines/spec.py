@@ -117,12 +117,12 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
-    """What the router asks of its engines; ``is_multi_tenant`` means that requests carry a salt per tenant."""
+    """What the router asks of its engines. ``is_multi_tenant`` false declares that all callers may share KV blocks."""
 
     max_in_flight: int = 64
     max_draft_len: int = 0
     tokens_per_block: int = 32
-    is_multi_tenant: bool = False
+    is_multi_tenant: bool = True
 
 
 @dataclass(frozen=True, slots=True)

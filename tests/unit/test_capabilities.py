@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.capabilities import ALL_CAPABILITIES, Capability, fitted
+from tandem.capabilities import ALL_CAPABILITIES, Capability, TenantGuard, fitted
 from tandem.errors import Unsupported
 from tandem.orchestration.config import EngineInfo
 from tandem.orchestration.service import RouterService
@@ -32,24 +32,34 @@ NEEDS = [
 
 @pytest.mark.parametrize(("asked", "needed", "field"), NEEDS)
 def test_request_when_the_engine_has_the_one_thing_then_unchanged_else_refused(asked, needed, field):
-    assert fitted("slow", frozenset({needed}), asked) == asked
+    assert fitted("slow", frozenset({needed}), asked, TenantGuard()) == asked
     with pytest.raises(Unsupported, match=field) as caught:
-        fitted("slow", ALL_CAPABILITIES - {needed, Capability.NO_KV_SHARING}, asked)
+        fitted("slow", ALL_CAPABILITIES - {needed, Capability.NO_KV_SHARING, Capability.ONE_TENANT}, asked, TenantGuard())
     assert "slow" in caught.value.message
 
 
 def test_request_when_it_needs_nothing_then_any_engine_takes_it():
-    assert fitted("slow", frozenset({Capability.TOKEN_IO}), request()) == request()
+    assert fitted("slow", frozenset({Capability.TOKEN_IO}), request(), TenantGuard()) == request()
 
 
 def test_salt_when_blocks_are_never_shared_then_left_out_since_there_is_nothing_to_separate():
-    assert fitted("slow", frozenset({Capability.NO_KV_SHARING}), request(cache=SALT)).cache.salt == ""
+    assert fitted("slow", frozenset({Capability.NO_KV_SHARING}), request(cache=SALT), TenantGuard()).cache.salt == ""
 
 
 def test_salt_when_blocks_are_shared_between_all_callers_then_refused_and_not_dropped():
     """BC-19 on TensorRT-LLM: two tenants must not see each other's cache, and nobody may believe that they are kept apart."""
     with pytest.raises(Unsupported, match="enable_kv_cache_reuse false"):
-        fitted("slow", frozenset({Capability.TOKEN_IO}), request(cache=SALT))
+        fitted("slow", frozenset({Capability.TOKEN_IO}), request(cache=SALT), TenantGuard())
+
+
+def test_tenant_when_declared_to_be_the_only_one_then_served_and_a_second_one_is_refused():
+    has, guard = frozenset({Capability.ONE_TENANT}), TenantGuard()
+    assert fitted("slow", has, request(cache=CacheHints("first")), guard).cache.salt == ""
+    assert fitted("slow", has, request(cache=CacheHints("first")), guard).cache.salt == ""
+    with pytest.raises(Unsupported, match="one tenant"):
+        fitted("slow", has, request(cache=CacheHints("second")), guard)
+    with pytest.raises(Unsupported, match="within the tenant"):
+        fitted("slow", has, request(cache=CacheHints("first/narrower")), guard)
 
 
 def engines_with(*capabilities: Capability) -> tuple[EngineInfo, ...]:

@@ -139,6 +139,7 @@ def test_router_when_rendered_then_reads_back_with_the_capabilities_of_each_engi
     assert Capability.DRAFT_TOKENS in config.engine_capabilities["slow"]
     assert Capability.DRAFT_TOKENS not in config.engine_capabilities["fast_int4"]
     assert Capability.CACHE_SALT not in config.engine_capabilities["slow"]
+    assert Capability.ONE_TENANT in config.engine_capabilities["slow"]
     assert config.max_in_flight == 32
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
-from tandem.capabilities import ALL_CAPABILITIES, Capabilities
+from tandem.capabilities import ALL_CAPABILITIES, Capabilities, TenantGuard
 from tandem.errors import SetupError
 from tandem.guided.gate import GuideGate
 from tandem.orchestration.admission import AdmissionConfig
@@ -35,12 +35,14 @@ class RouterConfig:
 
     ``default_max_tokens`` bounds the answer of a request that states no ``max_tokens`` (the rest of the context bounds it too).
     ``admission``: how many requests each engine gets at a time, and who is next. ``guides``: what they can be guided by.
+    ``tenants``: watches engines that may serve one tenant only.
     """
 
     engines: tuple[EngineInfo, ...]
     default_max_tokens: int = 512
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     guides: GuideGate = field(default_factory=GuideGate)
+    tenants: TenantGuard = field(default_factory=TenantGuard)
 
     def __post_init__(self) -> None:
         if not self.engines:

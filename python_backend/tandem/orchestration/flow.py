@@ -90,7 +90,7 @@ class Flow:
         asked = EngineRequest(
             RequestId(self.child_id), self.request.prompt_ids, checked.params, CacheHints(self.request.cache_salt), guide
         )
-        asked = fitted(engine.name, engine.capabilities, asked)
+        asked = fitted(engine.name, engine.capabilities, asked, self._config.tenants)
         answer = _Answer(self.request, record, checked, self._config, emit)
         place = self._admission[engine.name].join(
             RequestKind(features.task, checked.params.max_tokens), len(self.request.prompt_ids), features.slo_ttft_ms
