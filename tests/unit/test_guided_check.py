@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 
 import pytest
 
@@ -156,9 +155,7 @@ def test_gate_when_asked_again_then_answers_from_memory() -> None:
     gate = GuideGate()
     schema = text_of({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(200)}})
     first = gate.resolve("json_schema", schema)
-    started = time.perf_counter()
     assert gate.resolve("json_schema", schema) is first
-    assert time.perf_counter() - started < 0.01
     with pytest.raises(InvalidRequest):
         gate.resolve("json_schema", "[")
     assert gate.resolve(None, None) is None
