@@ -182,21 +182,23 @@ def _export(job: QuantizeJob, shape: ModelShape, model: Any, tokenizer: Any, tor
     return job.output_dir
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line. Exit code 2 with one sentence when something is wrong beforehand; then no folder was written."""
-    parser = argparse.ArgumentParser(
-        prog="python -m build_engines.quantize", description="Quantize a Hugging Face folder with modelopt."
-    )
-    parser.add_argument("--model_dir", type=Path, required=True)
-    parser.add_argument("--output_dir", type=Path, required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of one job; names with underscores, as quantize.py of TensorRT-LLM spells them."""
+    parser.add_argument("--model_dir", type=Path, required=True, metavar="DIR", help="Hugging Face folder")
+    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="where to; must not be there yet")
     parser.add_argument("--precision", choices=[each.value for each in GpuPrecision], required=True)
-    parser.add_argument("--export", choices=[each.value for each in Export], required=True)
-    parser.add_argument("--group_size", type=int, default=128)
+    parser.add_argument(
+        "--export", choices=[each.value for each in Export], required=True, help="hf: LLM API; trtllm: trtllm-build"
+    )
+    parser.add_argument("--group_size", type=int, default=128, help="weights that share a scale, AWQ only (default %(default)s)")
     parser.add_argument("--calibration", choices=[each.value for each in Calibration], default=Calibration.GENERAL.value)
-    parser.add_argument("--calibration_samples", type=int, default=32)
-    parser.add_argument("--tp", type=int, default=1, help="ranks of a trtllm checkpoint")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    args = parser.parse_args(argv)
+    parser.add_argument("--calibration_samples", type=int, default=32, help="texts at most (default %(default)s)")
+    parser.add_argument("--tp", type=int, default=1, help="ranks of a trtllm checkpoint (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
+
+
+def run(args: argparse.Namespace) -> Path:
+    """The job of parsed arguments. Raises: SetupError."""
     job = QuantizeJob(
         model_dir=args.model_dir,
         output_dir=args.output_dir,
@@ -208,8 +210,17 @@ def main(argv: list[str] | None = None) -> int:
         tp=args.tp,
         device=args.device,
     )
+    return quantize(job)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line. Exit code 2 with one sentence when something is wrong beforehand; then no folder was written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m build_engines.quantize", description="Quantize a Hugging Face folder with modelopt."
+    )
+    add_arguments(parser)
     try:
-        folder = quantize(job)
+        folder = run(parser.parse_args(argv))
     except SetupError as error:
         sys.stderr.write(f"{error.message}\n")
         return 2

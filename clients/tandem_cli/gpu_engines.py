@@ -21,6 +21,8 @@ from build_engines.gpu_plan import GpuPlan, make_plan, read_plan, to_json
 from build_engines.manifest import read_manifest
 from build_engines.profile_values import check_image
 from build_engines.progress import make_reporter
+from build_engines.quantize import add_arguments as add_quantize_arguments
+from build_engines.quantize import run as run_quantize
 from build_engines.spec import load_deployment, preset_names
 from build_engines.verify import Surroundings, surroundings_of, verify_engine
 from tandem.errors import SetupError
@@ -49,6 +51,9 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     calibration = actions.add_parser("calibration", help="write the calibration texts in the form that quantize.py reads")
     calibration.add_argument("--out", type=Path, default=Path("calibration"), metavar="DIR", help="where to (default %(default)s)")
     calibration.set_defaults(action=_calibration)
+    quantize = actions.add_parser("quantize", help="quantize a Hugging Face folder with nvidia-modelopt, on a GPU or on a CPU")
+    add_quantize_arguments(quantize)
+    quantize.set_defaults(action=_quantize)
     checkpoint = actions.add_parser("checkpoint", help="mend and check the config of a TensorRT-LLM checkpoint before a build")
     checkpoint.add_argument("--model", type=Path, required=True, metavar="DIR", help="the Hugging Face folder it was made from")
     checkpoint.add_argument(
@@ -74,6 +79,11 @@ def _plan(args: argparse.Namespace) -> int:
 def _calibration(args: argparse.Namespace) -> int:
     for path in write_calibration_folders(args.out):
         sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    sys.stdout.write(f"{run_quantize(args)}\n")
     return 0
 
 

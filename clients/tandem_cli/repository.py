@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.manifest import Manifest
-from build_engines.profile import load_profile
+from build_engines.profile import fill, load_profile
 from build_engines.render import render_files
 from tandem.protocol import ENGINE_MODELS
 
@@ -21,7 +21,7 @@ def write_repository(folder: Path, profile_name: str | Path, manifests: Mapping[
     ``max_seq_len`` of all models is that of the engine with the shortest context, and at most the profile's.
     Raises: SetupError when the profile is not complete.
     """
-    profile = load_profile(profile_name)
+    profile = fill(load_profile(profile_name), {})  # a profile for GPUs needs a plan, and is refused here
     limit = min(manifest.limits["max_seq_len"] for manifest in manifests.values())
     models = {name: _adapted(name, model, limit, threads) for name, model in profile.models.items()}
     shutil.rmtree(folder, ignore_errors=True)

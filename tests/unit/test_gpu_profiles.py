@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from tandem.config import router_config
 from tandem.errors import SetupError
 from tandem.protocol import ENGINE_CONTRACT_INPUTS, ENGINE_CONTRACT_OUTPUTS, ENGINE_MODELS, MODELS
 from tandem_cli.main import main
+from tandem_cli.repository import write_repository
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT.parent / "shared" / "trtllm_contract.json"
@@ -196,6 +198,12 @@ def test_render_command_when_something_is_missing_then_one_sentence_and_no_folde
     assert main(["engines", "render", *(plan if word == "PLAN" else word for word in options), "--out", str(out)]) == 2
     assert words in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_serve_when_given_a_profile_for_gpus_then_refused_with_the_way_to_go(tmp_path):
+    manifest = SimpleNamespace(limits={"max_seq_len": 4096})
+    with pytest.raises(SetupError, match="tandem engines plan"):
+        write_repository(tmp_path / "repository", "trtllm", {"slow": manifest}, 1)
 
 
 def test_plan_when_it_lacks_an_engine_then_named(tmp_path):

@@ -55,6 +55,14 @@ def test_group_size_when_it_fits_no_row_then_refused_before_torch_with_layers_an
     assert not (tmp_path / "out").exists()
 
 
+def test_command_when_the_group_size_is_wrong_then_one_sentence_and_exit_code_2(tmp_path, capsys):
+    write_config(tmp_path / "model")
+    options = ["--model_dir", str(tmp_path / "model"), "--output_dir", str(tmp_path / "out"), "--precision", "int4_awq"]
+    assert tandem(["engines", "quantize", *options, "--export", "trtllm"]) == 2
+    assert "o_proj (576)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("group_size", [64, 192, 32])
 def test_group_size_when_it_divides_every_row_then_accepted(tmp_path, group_size):
     assert check_job(job(tmp_path, group_size)).hidden_size == 576
