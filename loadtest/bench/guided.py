@@ -43,7 +43,7 @@ def run(quick: bool, progress: Progress, data: Path | None = None) -> dict[str, 
     tokenizer = load_tokenizer(engine_dir, decoder.info.vocab_size)
     suite = None if data is None else run_suite(data, tokenizer, step=10 if quick else 1, progress=progress)
     bomb_figures = _compile_bombs(GrammarCompiler(tokenizer), progress)
-    runs = GuidedRuns(decoder, GrammarCompiler(tokenizer), engine_dir)
+    runs = GuidedRuns(decoder, tokenizer, engine_dir)
     speed = runs.compare_with_free_text(num_rounds=1 if quick else 5, progress=progress)
     bomb_figures["tpot_p99_ratio"] = runs.compare_beside_bombs(num_rounds=1 if quick else 5, progress=progress)
     samples = runs.sample(num_samples=4 if quick else 200, progress=progress)

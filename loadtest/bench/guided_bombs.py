@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from tandem.errors import InvalidRequest
+from tandem.guided.gate import GuideGate
 from tandem.types import Guide, GuideType
 
 MAX_COMPILE_MS = 100.0
@@ -96,3 +101,18 @@ def _member(name: str, target: int) -> dict[str, Any]:
 def _nested_objects(depth: int) -> dict[str, Any]:
     inner: dict[str, Any] = {"type": "string"} if depth == 1 else _nested_objects(depth - 1)
     return {"type": "object", "properties": {f"p{i}": inner if i % 50 == 0 else {"type": "string"} for i in range(250)}}
+
+
+def send_through_gate(guides: Iterable[Guide], pause_s: float) -> None:
+    """What a router does with them, one after another."""
+    gate = GuideGate()
+    for guide in guides:
+        with suppress(InvalidRequest):
+            gate.resolve(guide.type.value, guide.text)
+        time.sleep(pause_s)
+
+
+if __name__ == "__main__":  # a process of its own, as the router is; begins when it is told to
+    made = list(bombs().values())
+    sys.stdin.readline()
+    send_through_gate(made, 0.05)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from llguidance import LLTokenizer
 
 from loadtest.bench import Progress
 from loadtest.bench.guided_bombs import bombs
@@ -20,8 +24,9 @@ from loadtest.bench.turns import median_ratio
 from tandem.engine import AsyncEngine, EngineConfig, LLMEngine
 from tandem.errors import InvalidRequest
 from tandem.guided.capabilities import CAPABILITIES
+from tandem.guided.check import check_guide
 from tandem.guided.compiler import GrammarCompiler
-from tandem.guided.gate import GuideGate
+from tandem.guided.limits import GuideLimits
 from tandem.models.decoder import Decoder
 from tandem.text.tokenizer import Tokenizer
 from tandem.types import FORCED_ENTROPY, EngineRequest, FinishReason, Guide, GuideType, RequestId, SamplingParams, SequenceDelta
@@ -29,14 +34,16 @@ from tandem.types import FORCED_ENTROPY, EngineRequest, FinishReason, Guide, Gui
 _MAX_TOKENS = 200
 _BATCH = 4
 _STREAM_TOKENS = 120
+_HARMLESS = Guide(GuideType.CHOICE, '["yes", "no"]')
 
 
 class GuidedRuns:
     """Owns an engine over ``decoder``; every run leaves it idle."""
 
-    def __init__(self, decoder: Decoder, grammars: GrammarCompiler, engine_dir: Path) -> None:
+    def __init__(self, decoder: Decoder, vocabulary: LLTokenizer, engine_dir: Path) -> None:
         self._decoder = decoder
-        self._grammars = grammars
+        self._vocabulary = vocabulary
+        grammars = GrammarCompiler(vocabulary)
         self._tokenizer = Tokenizer.load(engine_dir)
         config = EngineConfig(max_num_seqs=32, max_num_batched_tokens=96, has_prefix_cache=True)
         self._engine = LLMEngine(decoder, config, grammars=grammars)
@@ -85,7 +92,7 @@ class GuidedRuns:
         return {"schemas": len(SCHEMAS), "per_schema": num_samples, **counts}
 
     def compare_beside_bombs(self, *, num_rounds: int, progress: Progress) -> float:
-        """p99 of the gaps between tokens of four streams while all bombs are sent, over that without them; in turns."""
+        """p99 of the gaps between tokens of four streams while bombs are sent, in turns with as many harmless guides."""
         plain, disturbed = [], []
         for round_number in range(num_rounds + 1):
             quiet_ms, loud_ms = self._gaps_p99_ms(with_bombs=False), self._gaps_p99_ms(with_bombs=True)
@@ -96,18 +103,18 @@ class GuidedRuns:
         return round(median_ratio(disturbed, plain), 3)
 
     def _gaps_p99_ms(self, *, with_bombs: bool) -> float:
-        engine = AsyncEngine(LLMEngine(self._decoder, EngineConfig(max_num_seqs=8), grammars=self._grammars))
+        grammars = GrammarCompiler(self._vocabulary)
+        engine = AsyncEngine(LLMEngine(self._decoder, EngineConfig(max_num_seqs=8), grammars=grammars))
         streams = [_Stream() for _ in range(_BATCH)]
-        for stream in streams:
-            engine.submit(self._request("a story", max_tokens=_STREAM_TOKENS, end_id=None), stream)
-        sender = threading.Thread(target=_send_bombs, args=(engine, self._request, streams), daemon=True)
-        if with_bombs:
-            sender.start()
-        for stream in streams:
-            stream.ended.wait()
-        if with_bombs:
-            sender.join()
+        passed = [guide for guide in bombs().values() if _passes(guide)]
+        guides = passed if with_bombs else [_HARMLESS] * len(passed)
+        with _bomber() if with_bombs else nullcontext(), _sending(engine, self._request, streams, guides):
+            for stream in streams:
+                engine.submit(self._request("a story", max_tokens=_STREAM_TOKENS, end_id=None), stream)
+            for stream in streams:
+                stream.ended.wait()
         engine.shutdown()
+        grammars.close()
         return float(np.quantile([gap for stream in streams for gap in stream.gaps_ms()], 0.99))
 
     def _run_guided(self) -> tuple[list[int], float, int]:
@@ -174,18 +181,46 @@ class _Stream:
         return [(later - earlier) * 1e3 for earlier, later in itertools.pairwise(self._times)]
 
 
-def _send_bombs(engine: AsyncEngine, make: Any, streams: Sequence[_Stream]) -> None:
-    """Through the router's gate, and what passes on to the engine, one bomb every 50 ms until the streams have ended."""
-    gate = GuideGate(CAPABILITIES["cpu"])
-    for guide in bombs().values():
-        if all(stream.ended.is_set() for stream in streams):
-            return
-        try:
-            passed = gate.resolve(guide.type.value, guide.text)
-            engine.submit(make("a bomb", guide=passed, max_tokens=1), _Stream())
-        except InvalidRequest:
-            pass
-        time.sleep(0.05)
+@contextmanager
+def _bomber() -> Iterator[None]:
+    """While it is open, a router's gate, in a process of its own, gets one bomb after another."""
+    gate = subprocess.Popen([sys.executable, "-m", "loadtest.bench.guided_bombs"], stdin=subprocess.PIPE, text=True)
+    time.sleep(1.0)  # it has its imports behind it
+    assert gate.stdin is not None
+    gate.stdin.write("go\n")
+    gate.stdin.close()
+    try:
+        yield
+    finally:
+        gate.kill()
+        gate.wait()
+
+
+@contextmanager
+def _sending(engine: AsyncEngine, make: Any, streams: Sequence[_Stream], guides: Sequence[Guide]) -> Iterator[None]:
+    """While it is open, the engine gets a short request for each guide until the streams have ended."""
+
+    def send() -> None:
+        for guide in guides:
+            if all(stream.ended.is_set() for stream in streams):
+                return
+            engine.submit(make("a bomb", guide=guide, max_tokens=1), _Stream())
+            time.sleep(0.2)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.join()
+
+
+def _passes(guide: Guide) -> bool:
+    try:
+        check_guide(guide.type.value, guide.text, CAPABILITIES["cpu"], GuideLimits())
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _guide(schema: Any) -> Guide:

@@ -32,6 +32,7 @@ _TIME_OUT_S = 5.0
 _MAX_TIMED_TOKENS = 400  # per instance
 _CALLS = ("Glaiveai2K", "MCPspec")  # the suite's schemas of function calls
 _END_ID = 2
+_NUM_COMPILES = 3
 
 
 @dataclass
@@ -89,10 +90,7 @@ def run_suite(data: Path, tokenizer: LLTokenizer, *, step: int, progress: Progre
 def _run_schema(name: str, schema: Any, tests: list[dict[str, Any]], tokenizer: LLTokenizer, figures: SuiteFigures) -> None:
     guide = Guide(GuideType.JSON_SCHEMA, json.dumps(schema))
     started = time.perf_counter()
-    if figures.num_schemas % 2:
-        own, ours = _compile_own(guide.text, tokenizer), _compile_ours(guide, tokenizer)
-    else:
-        ours, own = _compile_ours(guide, tokenizer), _compile_own(guide.text, tokenizer)
+    ours, own = _compile_both(guide, tokenizer)
     figures.num_time_outs += time.perf_counter() - started > _TIME_OUT_S
     figures.num_own_supported += own is not None
     if ours is None:
@@ -109,16 +107,31 @@ def _run_schema(name: str, schema: Any, tests: list[dict[str, Any]], tokenizer: 
         _run_instance(name, test, _Pair(ours[0].copy(), own[0].deep_copy()), tokenizer, figures, is_call=is_call)
 
 
-def _compile_ours(guide: Guide, tokenizer: LLTokenizer) -> tuple[GuideMatcher, float] | None:
-    """Through the gate, which is not timed, and the engine's compiler, which is. None when the gate refuses."""
+def _compile_both(guide: Guide, tokenizer: LLTokenizer) -> tuple[tuple[GuideMatcher, float] | None, tuple[LLMatcher, float] | None]:
+    """Each the best of several times, in turns: what comes first or after other work finds cold caches."""
     try:
         check_guide(guide.type.value, guide.text, CAPABILITIES["cpu"], GuideLimits())
     except InvalidRequest:
-        return None
+        return None, _compile_own(guide.text, tokenizer)
+    ours, own = _compile_ours(guide, tokenizer), _compile_own(guide.text, tokenizer)
+    if own is None:
+        return ours, None
+    ours_ms, own_ms = ours[1], own[1]
+    for _ in range(_NUM_COMPILES):
+        own_again, ours_again = _compile_own(guide.text, tokenizer), _compile_ours(guide, tokenizer)
+        assert own_again is not None
+        ours_ms, own_ms = min(ours_ms, ours_again[1]), min(own_ms, own_again[1])
+    return (ours[0], ours_ms), (own[0], own_ms)
+
+
+def _compile_ours(guide: Guide, tokenizer: LLTokenizer) -> tuple[GuideMatcher, float]:
+    """The engine's compiler with its own checks and bookkeeping, and a matcher."""
     compiler = GrammarCompiler(tokenizer)
     started = time.perf_counter()
     matcher = compiler.compile(guide).matcher()
-    return matcher, (time.perf_counter() - started) * 1e3
+    elapsed_ms = (time.perf_counter() - started) * 1e3
+    compiler.close()
+    return matcher, elapsed_ms
 
 
 def _compile_own(text: str, tokenizer: LLTokenizer) -> tuple[LLMatcher, float] | None:

@@ -1,4 +1,8 @@
-"""Threads for work that must not slow down answers on the same cores: they run at a lower priority than the rest of the process."""
+"""Threads for work that must not slow down answers on the same cores: they run at a lower priority than the rest of the process.
+
+Lower, not lowest: the checks in front of a compile are Python, and a thread that holds the interpreter lock and does not get to run
+holds up the whole process.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-_NICE = 5
+_NICE = 10
 
 
 def background_pool(name: str, num_workers: int) -> ThreadPoolExecutor:

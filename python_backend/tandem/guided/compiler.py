@@ -85,17 +85,19 @@ class GrammarCompiler:
 
     def compile(self, guide: Guide) -> Grammar:
         """In the caller's thread when nobody else is at it. Raises: GuideError, UnsupportedGuide."""
-        future, is_mine = self._join(guide)
+        key = _key(guide)
+        future, is_mine = self._join(key)
         if is_mine:
-            self._run(guide, future)
+            self._run(key, guide, future)
         return future.result()
 
     def submit(self, guide: Guide, then: Then) -> None:
         """Call ``then`` with the grammar or the error: from a worker, or at once when the grammar is cached."""
-        future, is_mine = self._join(guide)
+        key = _key(guide)
+        future, is_mine = self._join(key)
         future.add_done_callback(lambda done: then(_outcome(done)))
         if is_mine:
-            self._pool.submit(self._run, guide, future)
+            self._pool.submit(self._run, key, guide, future)
 
     def close(self) -> None:
         """Let compiles that have begun end; those that have not fail."""
@@ -105,9 +107,8 @@ class GrammarCompiler:
         for future in left.values():
             future.set_exception(EngineFailure("the engine was shut down before the grammar was compiled"))
 
-    def _join(self, guide: Guide) -> tuple[Future[Grammar], bool]:
-        """The compile of this guide, and whether the caller has to run it."""
-        key = _key(guide)
+    def _join(self, key: bytes) -> tuple[Future[Grammar], bool]:
+        """The compile of a guide, and whether the caller has to run it."""
         with self._lock:
             future = self._open.get(key)
             if future is not None:
@@ -121,8 +122,7 @@ class GrammarCompiler:
         future.set_result(found)
         return future, False
 
-    def _run(self, guide: Guide, future: Future[Grammar]) -> None:
-        key = _key(guide)
+    def _run(self, key: bytes, guide: Guide, future: Future[Grammar]) -> None:
         try:
             grammar = self._compiled(guide)
         except BaseException as error:
@@ -133,15 +133,19 @@ class GrammarCompiler:
         future.set_result(grammar)
 
     def _compiled(self, guide: Guide) -> Grammar:
-        checked = grammar_of(guide, self._limits)
-        matcher = LLMatcher(self._tokenizer, checked.text, log_level=0, limits=parser_limits())
-        if not matcher.is_error():
-            # The first mask builds most of the lexer: here it costs no engine step anything.
-            TokenMask(self._tokenizer.vocab_size).fill(matcher)
+        checked = grammar_of(guide, self._limits, is_brief=True)
+        matcher = self._matcher_of(checked.text)
         if matcher.is_error():
             raise checked.error(matcher.get_error())
         self.num_compiled += 1
         return Grammar(matcher, self._end_ids, _GRAMMAR_BYTES + _BYTES_PER_GUIDE_BYTE * len(checked.text))
+
+    def _matcher_of(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
+        if not matcher.is_error():
+            # The first mask builds most of the lexer: here it costs no engine step anything.
+            TokenMask(self._tokenizer.vocab_size).fill(matcher)
+        return matcher
 
     def _leave(self, key: bytes, grammar: Grammar | None) -> None:
         """Close a compile and keep its grammar, the least recently used ones making room."""

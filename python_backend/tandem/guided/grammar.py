@@ -6,9 +6,10 @@ import re
 
 from llguidance import LLMatcher, LLParserLimits
 
-from tandem.guided.ebnf_grammar import as_pattern, ebnf_to_lark
+from tandem.errors import InvalidRequest
+from tandem.guided.ebnf_grammar import ebnf_to_lark
 from tandem.guided.errors import GuideError, UnsupportedGuide
-from tandem.guided.json_schema import ANY_VALUE, check_schema, schema_grammar, schema_text
+from tandem.guided.json_schema import ANY_VALUE, check_schema, schema_grammar
 from tandem.guided.json_text import parse_json
 from tandem.guided.limits import GuideLimits
 from tandem.guided.llg_errors import pattern_reason, schema_error
@@ -25,6 +26,14 @@ _FUEL = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,  # verbose ones quote the guide
 )
+
+# Where none of these stands, the cost of a schema is bounded by its length: nothing repeats, multiplies or refers back.
+_BRIEF_BYTES = 4096
+_COSTLY = (
+    *('"$ref"', '"pattern', '"multipleOf"', '"format"', '"anyOf"', '"oneOf"', '"allOf"'),
+    *('"x-guidance"', '"divisibleBy"', '"disallow"', '"extends"', "\\"),
+)
+_LONG_NUMBER = re.compile(r"[0-9]{6}")
 
 
 def parser_limits() -> LLParserLimits:
@@ -56,57 +65,74 @@ def choice_regex(choices: object, limits: GuideLimits) -> str:
 class CheckedGrammar:
     """What :func:`grammar_of` returns: ``text`` for the compiler, and how to say what the compiler refuses."""
 
-    def __init__(self, text: str, walk: SchemaWalk | None, guide: Guide) -> None:
+    def __init__(self, text: str, guide: Guide, limits: GuideLimits, walk: SchemaWalk | None = None) -> None:
+        """``walk``: of a schema, if it has been walked."""
         self.text = text
-        self._walk = walk
         self._guide = guide
+        self._limits = limits
+        self._walk = walk
 
-    def error(self, message: str) -> GuideError | UnsupportedGuide:
-        if self._walk is not None:
-            return schema_error(message, self._walk)
+    def error(self, message: str) -> InvalidRequest:
+        if self._guide.type in (GuideType.JSON, GuideType.JSON_SCHEMA):
+            try:
+                return schema_error(message, self._walk or check_schema(self._guide.text or ANY_VALUE, self._limits))
+            except InvalidRequest as error:  # what the compiler stumbled over is wrong already in its form
+                return error
         what = self._guide.text if self._guide.type is GuideType.REGEX else f"the {self._guide.type.value}"
         return UnsupportedGuide("$", what, f"it cannot be compiled: {pattern_reason(message)}")
 
 
-def grammar_of(guide: Guide, limits: GuideLimits) -> CheckedGrammar:
-    """Check sizes and form, and translate. Raises: GuideError, UnsupportedGuide."""
+def grammar_of(guide: Guide, limits: GuideLimits, *, is_brief: bool = False) -> CheckedGrammar:
+    """Check sizes and form, and translate. ``is_brief`` spares the walk through a schema that is too small to do harm: for an
+    engine, whose router has walked it; its form is then the compiler's to check. Raises: GuideError, UnsupportedGuide.
+    """
     num_bytes = len(guide.text.encode("utf-8", "surrogatepass"))
     if num_bytes > limits.max_guide_bytes:
         raise GuideError("$", f"{num_bytes} bytes", f"a guide may have {limits.max_guide_bytes}")
     if guide.type is not GuideType.JSON and not guide.text.strip():
         raise GuideError("$", '""', f"the type {guide.type.value} needs a guide")
-    return _TRANSLATORS[guide.type](guide, limits)
+    if is_brief and guide.type is GuideType.JSON_SCHEMA and num_bytes <= _BRIEF_BYTES and not _may_cost(guide.text):
+        return CheckedGrammar(schema_grammar(guide.text), guide, limits)
+    return CheckedGrammar(*_TRANSLATORS[guide.type](guide, limits))
 
 
-def _json(guide: Guide, limits: GuideLimits) -> CheckedGrammar:
+def _may_cost(text: str) -> bool:
+    return any(word in text for word in _COSTLY) or _LONG_NUMBER.search(text) is not None
+
+
+_Translated = tuple[str, Guide, GuideLimits, SchemaWalk | None]
+
+
+def _json(guide: Guide, limits: GuideLimits) -> _Translated:
     if guide.text.strip():
         raise GuideError("$", guide.text, "the type json takes no guide; for a schema use json_schema")
-    return CheckedGrammar(schema_grammar(ANY_VALUE), check_schema(ANY_VALUE, limits), guide)
+    return schema_grammar(ANY_VALUE), guide, limits, None
 
 
-def _json_schema(guide: Guide, limits: GuideLimits) -> CheckedGrammar:
+def _json_schema(guide: Guide, limits: GuideLimits) -> _Translated:
     walk = check_schema(guide.text, limits)
-    return CheckedGrammar(schema_grammar(guide.text), walk, guide)
+    return schema_grammar(guide.text), guide, limits, walk
 
 
-def _regex(guide: Guide, limits: GuideLimits) -> CheckedGrammar:
+def _regex(guide: Guide, limits: GuideLimits) -> _Translated:
     # The whole answer is matched in any case, so anchors at the ends say nothing new; the compiler would take them as characters.
     pattern = guide.text.removeprefix("^")
     if pattern.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", pattern):
         pattern = pattern[:-1]
     pattern_size(pattern, "$", limits)
-    return CheckedGrammar(LLMatcher.grammar_from_regex(pattern), None, guide)
+    return LLMatcher.grammar_from_regex(pattern), guide, limits, None
 
 
-def _ebnf(guide: Guide, limits: GuideLimits) -> CheckedGrammar:
-    return CheckedGrammar(LLMatcher.grammar_from_lark(ebnf_to_lark(guide.text, limits)), None, guide)
+def _ebnf(guide: Guide, limits: GuideLimits) -> _Translated:
+    return LLMatcher.grammar_from_lark(ebnf_to_lark(guide.text, limits)), guide, limits, None
 
 
-def _structural_tag(guide: Guide, limits: GuideLimits) -> CheckedGrammar:
-    return CheckedGrammar(LLMatcher.grammar_from_lark(structural_tag_lark(parse_structural_tag(guide.text, limits))), None, guide)
+def _structural_tag(guide: Guide, limits: GuideLimits) -> _Translated:
+    lark = structural_tag_lark(parse_structural_tag(guide.text, limits))
+    return LLMatcher.grammar_from_lark(lark), guide, limits, None
 
 
-def _choice(guide: Guide, limits: GuideLimits) -> CheckedGrammar:
+def _choice(guide: Guide, limits: GuideLimits) -> _Translated:
     return _regex(lower(guide, limits), limits)
 
 
@@ -118,5 +144,3 @@ _TRANSLATORS = {
     GuideType.STRUCTURAL_TAG: _structural_tag,
     GuideType.CHOICE: _choice,
 }
-
-__all__ = ["CheckedGrammar", "as_pattern", "choice_regex", "grammar_of", "lower", "parser_limits", "schema_text"]

@@ -17,7 +17,7 @@ _BRACKET = re.compile(r"[\[\]{}]")
 
 def parse_json(text: str, limits: GuideLimits) -> Any:
     """Raises: GuideError for text that is no JSON or nests deeper than ``max_json_depth``."""
-    depth = _depth(text)
+    depth = _depth(text, limits.max_json_depth)
     if depth > limits.max_json_depth:
         raise GuideError("$", f"JSON nested {depth} deep", f"at most {limits.max_json_depth} levels are taken")
     try:
@@ -26,8 +26,10 @@ def parse_json(text: str, limits: GuideLimits) -> Any:
         raise GuideError("$", text, f"give valid JSON ({error})") from None
 
 
-def _depth(text: str) -> int:
-    """Deepest nesting of brackets outside strings."""
+def _depth(text: str, enough: int) -> int:
+    """Deepest nesting of brackets outside strings; 0 where there are no more than ``enough`` in all."""
+    if text.count("{") + text.count("[") <= enough:
+        return 0
     deepest = depth = 0
     for bracket in _BRACKET.findall(_STRING.sub("", text)):
         if bracket in "[{":
