@@ -71,7 +71,7 @@ class EngineCache:
         folder = self._root / spec.name / content_hash
         if not self._is_whole(folder, spec):
             self._build(weights, spec, folder, weights_sha256)
-        _point_current_at(folder)
+        point_current_at(folder)
         return folder
 
     def _is_whole(self, folder: Path, spec: CpuEngineSpec) -> bool:
@@ -95,9 +95,9 @@ class EngineCache:
         try:
             build_cpu_engine(source, spec, building, self._reporter)
             write_manifest(building, source, spec, weights_sha256=weights_sha256, content_hash=folder.name)
-            _sync(building)
+            sync(building)
             building.rename(folder)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         except OSError as error:
             if error.errno in _DISK_FULL:
                 raise self._disk_full(spec, _needed_bytes(source.config, spec)) from error
@@ -163,7 +163,7 @@ def _product(shape: tuple[int, ...]) -> int:
     return result
 
 
-def _point_current_at(folder: Path) -> None:
+def point_current_at(folder: Path) -> None:
     """Swap the relative symlink ``current`` in one step."""
     link = folder.parent / "current"
     if link.is_symlink() and os.readlink(link) == folder.name:
@@ -174,15 +174,15 @@ def _point_current_at(folder: Path) -> None:
     fresh.replace(link)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Everything in ``folder`` is on the disk afterwards, so that a power cut cannot leave a renamed but empty engine."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

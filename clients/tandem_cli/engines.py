@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.errors import SetupError
-from tandem.protocol import ENGINE_MODELS
+from tandem.protocol import ENGINE_MODELS, ROUTE_CLASSIFIER_MODEL
 from tandem_cli import gpu_engines
 from tandem_cli.command import Command, add_home_argument
 from tandem_cli.serve import add_model_arguments
@@ -54,10 +54,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _build(args: argparse.Namespace) -> int:
     if args.plan is not None:
         return gpu_engines.build(args)
+    from build_engines.encoder import ensure_encoder
     from build_engines.ensure import ensure_engines
     from build_engines.progress import make_reporter
 
-    for name, folder in ensure_engines(args.home, args.fast_model, args.slow_model, make_reporter()).items():
+    reporter = make_reporter()
+    built = ensure_engines(args.home, args.fast_model, args.slow_model, reporter)
+    for name, folder in {**built, ROUTE_CLASSIFIER_MODEL: ensure_encoder(args.home, reporter)}.items():
         sys.stdout.write(f"{name} {folder}\n")
     return 0
 
@@ -89,6 +92,7 @@ def _describe(home: Path, name: str) -> dict[str, Any] | None:
 def _verify(args: argparse.Namespace) -> int:
     if args.engine_dir is not None:
         return gpu_engines.verify(args)
+    from build_engines.encoder import find_encoder_damage
     from build_engines.manifest import find_damage
 
     is_whole = True
@@ -97,6 +101,10 @@ def _verify(args: argparse.Namespace) -> int:
         damage = find_damage(folder, is_full_check=True) if folder.exists() else "not built"
         is_whole &= damage is None
         sys.stdout.write(f"{name} {damage or 'whole'}\n")
+    folder = _in_use(args.home, ROUTE_CLASSIFIER_MODEL)
+    damage = find_encoder_damage(folder) if folder.exists() else "not built"
+    is_whole &= damage is None
+    sys.stdout.write(f"{ROUTE_CLASSIFIER_MODEL} {damage or 'whole'}\n")
     return 0 if is_whole else _EXIT_DAMAGED
 
 

@@ -39,9 +39,8 @@ def engine_set_hash(manifests: Mapping[str, Manifest]) -> str:
 
 def _adapted(name: str, model: Mapping[str, Any], max_seq_len: int, threads: int) -> Mapping[str, Any]:
     parameters = dict(model.get("parameters", {}))
-    if not parameters:  # the ensemble has none
-        return model
-    parameters["max_seq_len"] = min(parameters["max_seq_len"], max_seq_len)
+    if "max_seq_len" in parameters:  # neither the ensemble nor the route classifier has one
+        parameters["max_seq_len"] = min(parameters["max_seq_len"], max_seq_len)
     if name in ENGINE_MODELS:
         parameters["num_threads"] = threads
-    return {**model, "parameters": parameters}
+    return {**model, "parameters": parameters} if parameters else model

@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from build_engines.encoder import ensure_encoder
 from build_engines.ensure import ensure_engines
 from build_engines.manifest import read_manifest
 from build_engines.progress import Reporter, make_reporter
@@ -60,6 +61,7 @@ def run_server(options: ServeOptions) -> int:
     reporter = make_reporter()
     with bind(settings) as listener:  # before the engines are built: a taken port is said at once
         engines = ensure_engines(options.home, options.fast_model, options.slow_model, reporter)
+        ensure_encoder(options.home, reporter)
         manifests = {name: read_manifest(folder) for name, folder in engines.items()}
         repository = options.home / "repositories" / str(options.triton_grpc_port)
         write_repository(repository, options.profile, manifests, options.threads)

@@ -152,6 +152,15 @@ class PreprocessingModelConfig:
     max_seq_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class RouteClassifierModelConfig:
+    """The route classifier. ``encoder_dir``: the built sentence encoder. ``head_dir`` None: the head shipped with Tandem."""
+
+    name: str
+    encoder_dir: Path
+    head_dir: Path | None
+
+
 def tandem_home(environ: Mapping[str, str] | None = None) -> Path:
     """Where engines and logs live: ``$TANDEM_HOME``, else ``~/.cache/tandem``."""
     text = (os.environ if environ is None else environ).get("TANDEM_HOME")
@@ -253,6 +262,19 @@ def preprocessing_config(name: str, parameters: Mapping[str, str], home: Path) -
         name=name,
         tokenizer_dir=reader.folder("tokenizer_dir", home),
         max_seq_len=reader.number("max_seq_len", 2),
+    )
+    reader.finish()
+    return config
+
+
+def route_classifier_config(name: str, parameters: Mapping[str, str], home: Path) -> RouteClassifierModelConfig:
+    """Raises: SetupError naming model, key, value and remedy."""
+    reader = _Reader(name, parameters)
+    head = reader.text("head_dir", default="built-in")
+    config = RouteClassifierModelConfig(
+        name=name,
+        encoder_dir=reader.folder("encoder_dir", home),
+        head_dir=None if head == "built-in" else home / head,
     )
     reader.finish()
     return config

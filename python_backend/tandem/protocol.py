@@ -57,6 +57,7 @@ class ModelSpec:
 TANDEM_MODEL = "tandem"
 PREPROCESSING_MODEL = "preprocessing"
 ROUTER_MODEL = "router"
+ROUTE_CLASSIFIER_MODEL = "route_classifier"
 ENGINE_MODELS = ("fast_int4", "fast_int8", "slow")
 
 # --- engines: fast_int4, fast_int8, slow ---------------------------------------------------------------------------------
@@ -300,9 +301,39 @@ TANDEM = ModelSpec(
     outputs=ROUTER.outputs,
 )
 
+# --- route_classifier: asked by the router when no rule is sure ------------------------------------------------------------
+
+# What a prompt asks for: the classes of the classifier, named like the task tags and intents of the rules. Order of task_probs.
+ROUTE_TASKS: tuple[str, ...] = (
+    "extraction",
+    "classification",
+    "formatting",
+    "translation",
+    "rewriting",
+    "question",
+    "arithmetic",
+    "code",
+    "writing",
+    "reasoning",
+    "proof",
+    "planning",
+)
+
+ROUTE_CLASSIFIER = ModelSpec(
+    inputs=(TensorSpec("text_input", DType.STRING, (1,)),),
+    outputs=(
+        # Calibrated probability that the fast path suffices.
+        TensorSpec("fast_suffices", DType.FP32, (1,)),
+        TensorSpec("task_probs", DType.FP32, (len(ROUTE_TASKS),)),
+        # The likeliest of ROUTE_TASKS.
+        TensorSpec("task", DType.STRING, (1,)),
+    ),
+)
+
 MODELS: dict[str, ModelSpec] = {
     TANDEM_MODEL: TANDEM,
     PREPROCESSING_MODEL: PREPROCESSING,
     ROUTER_MODEL: ROUTER,
+    ROUTE_CLASSIFIER_MODEL: ROUTE_CLASSIFIER,
     **dict.fromkeys(ENGINE_MODELS, ENGINE),
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from build_engines.encoder import ensure_encoder
 from build_engines.ensure import ensure_engines
 from build_engines.progress import make_reporter
 from tandem.server.supervisor import ServerState, Supervisor, SupervisorConfig
@@ -46,6 +47,7 @@ def engine_home() -> Path:
     """TANDEM_HOME with all CPU engines built from the default weights."""
     home = Path(os.environ.get("TANDEM_TEST_HOME") or Path.home() / ".cache" / "tandem")
     ensure_engines(home, None, None, make_reporter())
+    ensure_encoder(home, make_reporter())
     return home
 
 

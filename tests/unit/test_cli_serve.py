@@ -109,7 +109,7 @@ def test_engines_when_none_is_built_then_list_and_verify_say_so(tmp_path: Path, 
     assert main(["engines", "list", "--home", str(tmp_path)]) == 0
     assert "not built" in capsys.readouterr().out
     assert main(["engines", "verify", "--home", str(tmp_path)]) == 1
-    assert capsys.readouterr().out.count("not built") == 3
+    assert capsys.readouterr().out.count("not built") == 4  # three engines and the encoder
 
 
 def test_engines_when_rendered_then_repository_of_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,9 @@ HEAVY = {
     "tritonclient": {"tandem_client", "tandem_gateway", "tandem.server", "build_engines", "loadtest"},
     "fastapi": {"tandem_gateway"},
     "llguidance": {"tandem.guided", "loadtest"},
-    "tokenizers": {"tandem.text", "tandem.models", "build_engines"},
+    "tokenizers": {"tandem.text", "tandem.models", "tandem.routing", "build_engines"},
+    "onnxruntime": {"tandem.routing", "build_engines"},
+    "onnx": {"build_engines"},
 }
 
 
