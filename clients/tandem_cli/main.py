@@ -21,6 +21,7 @@ _MODULES = {
     "engines": "tandem_cli.engines",
     "bench": "tandem_cli.bench",
     "plan": "tandem_cli.plan",
+    "route": "tandem_cli.route",
 }
 _EXIT_FAILED, _EXIT_SETUP, _EXIT_INTERRUPTED = 1, 2, 130
 

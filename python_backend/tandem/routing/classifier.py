@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from tandem.routing.encoder import SentenceEncoder
 from tandem.routing.features import extract_features
 from tandem.routing.head import FloatArray, Head, load_head
 from tandem.routing.intents import normalize
+
+_LEFTOVERS = re.compile(r"^[\W_]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,16 @@ class Described:
 def describe(encoder: Encoder, text: str) -> Described:
     """Everything that is computed from a prompt, of bounded cost whatever its length. Training and serving both start here."""
     excerpt = extract_features(text, num_prompt_tokens=0, num_turns=1).text
-    # What the text says about its own routing is left out, unless there is nothing else.
-    features = extract_features(neutral(excerpt) or excerpt, num_prompt_tokens=0, num_turns=1)
+    features = extract_features(_request_of(excerpt) or excerpt, num_prompt_tokens=0, num_turns=1)
     views = {part: encoder.layer_means(part) for part in dict.fromkeys((features.text, *parts_of(features.text)))}
     means = np.concatenate([views[part] for part in (features.text, *parts_of(features.text))])
     return Described(means, ngram_counts(normalize(features.text)), surface_vector(features))
+
+
+def _request_of(text: str) -> str:
+    """``text`` without what it says about its own routing, and without the marks that a claim at its start leaves behind."""
+    rest = neutral(text)
+    return rest if rest == text.strip() else _LEFTOVERS.sub("", rest)
 
 
 class RouteClassifier:

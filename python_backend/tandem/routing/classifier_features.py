@@ -43,7 +43,8 @@ SURFACE = (
 )
 _MAX_WORDS, _MAX_HAN = 400, 400
 _PART_UNITS, _MIN_LEAD_UNITS, _MIN_TAIL_UNITS = 160, 15, 40
-_BOUNDARY = re.compile(r"[.!?:;]+\s+|[。！？：；]|\n+")
+# Folding makes narrow marks of the wide ones that end a Chinese sentence without a blank.
+_BOUNDARY = re.compile(r"[.!?:;]+\s+|(?<=[\u3400-\u4dbf\u4e00-\u9fff])[!?:;]+|[。！？：；]|\n+")
 _TOKEN = re.compile(r"[a-z]+(?:'[a-z]+)?|\d+|[+*=<>^%?!;{}()\[\]\\|]")
 _HAN_RUN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]+")
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
