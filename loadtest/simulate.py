@@ -6,13 +6,13 @@ out: sampling (an answer has the length the trace says), and every effect on tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.engine.kv_cache import KvCache
 from tandem.engine.scheduler import ScheduledBatch, Scheduler
 from tandem.engine.sequence import Request
-from tandem.engine.waiting import FirstComeFirstServed, WaitingQueue
+from tandem.engine.waiting import WaitingQueue
 from tandem.types import EngineRequest, RequestId, SamplingParams
 
 BLOCK_SIZE = 32
@@ -35,7 +35,7 @@ class EngineLimits:
     """Of the simulated engine; the names are those of the engine's configuration."""
 
     max_num_seqs: int = 16
-    max_num_batched_tokens: int = 48
+    max_num_batched_tokens: int = 24
     num_kv_tokens: int = 16384
     max_seq_len: int = 8192
 
@@ -78,24 +78,14 @@ class Served:
         return self.e2e_s / self.arrival.num_output_tokens
 
 
-MakeQueue = Callable[[Callable[[], float]], WaitingQueue]
-"""Builds the policy under test from the simulated clock (seconds)."""
-
-
-def first_come_first_served(clock_s: Callable[[], float]) -> WaitingQueue:
-    """The baseline as a :data:`MakeQueue`."""
-    del clock_s
-    return FirstComeFirstServed()
-
-
 class SimulatedEngine:
-    """Steps the scheduler over a list of arrivals. Single use."""
+    """Steps the scheduler over a list of arrivals, under the policy of the queue given. Single use."""
 
-    def __init__(self, limits: EngineLimits, step_time: StepTime, make_queue: MakeQueue) -> None:
+    def __init__(self, limits: EngineLimits, step_time: StepTime, queue: WaitingQueue) -> None:
         self._limits = limits
         self._step_time = step_time
         self._now_s = 0.0
-        self._queue = make_queue(lambda: self._now_s)
+        self._queue = queue
         self._scheduler = Scheduler(
             KvCache(limits.num_kv_tokens // BLOCK_SIZE, BLOCK_SIZE, has_prefix_cache=False),
             self._queue,

@@ -1,13 +1,15 @@
-"""Quantiles, length prediction and the step-time model."""
+"""Quantiles, length prediction, the step-time model, who steps back, and the hindsight bound."""
 
 import random
 
 import pytest
 
+from loadtest.late_jobs import least_target_s, num_late
+from tandem.scheduling.deferral import DeferralRule
 from tandem.scheduling.length import LengthPredictor, RequestKind
-from tandem.scheduling.order import slo_key
 from tandem.scheduling.quantiles import QuantileSketch
 from tandem.scheduling.step_time import StepTimeModel
+from tandem.scheduling.wait_bound import WaitBound
 
 
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.9, 0.99])
@@ -100,7 +102,52 @@ def test_step_time_when_all_steps_are_alike_then_stays_finite():
     assert steps.step_ms(32, 4) == pytest.approx(70.0, rel=0.05)
 
 
-def test_key_when_work_is_equal_then_earlier_deadline_first_and_little_work_outweighs_a_short_wait():
-    assert slo_key(deadline_ms=100.0, work_ms=5.0) < slo_key(deadline_ms=101.0, work_ms=5.0)
-    assert slo_key(deadline_ms=1000.0, work_ms=5.0) < slo_key(deadline_ms=0.0, work_ms=500.0)
-    assert slo_key(deadline_ms=1e6, work_ms=5.0) > slo_key(deadline_ms=0.0, work_ms=500.0)
+def deferred_of(works, *, target_work, other_sizes=None):
+    """Which of requests that come at once step back."""
+    bound, rule = WaitBound(3.0), DeferralRule()
+    tickets = [bound.arrive(number, work) for number, work in enumerate(works)]
+    for ticket, other_size in zip(tickets, other_sizes or [0] * len(works), strict=True):
+        rule.arrive(ticket, target_work, other_size=other_size)
+    return [ticket.serial for ticket in tickets if ticket.is_deferred], rule
+
+
+def test_deferral_when_one_would_be_late_then_the_largest_steps_back():
+    assert deferred_of([10, 50, 20, 15], target_work=100)[0] == []
+    assert deferred_of([10, 50, 20, 21], target_work=100)[0] == [1]
+    assert deferred_of([10, 50, 20, 15], target_work=80)[0] == [1]
+    assert deferred_of([10, 20, 60], target_work=80)[0] == [2]
+
+
+def test_deferral_when_answers_differ_then_they_count_towards_the_largest():
+    assert deferred_of([40, 50, 20], target_work=100, other_sizes=[0, 0, 400])[0] == [2]
+
+
+def test_deferral_when_too_many_step_back_then_the_target_gives_way():
+    deferred, rule = deferred_of([10] * 1000, target_work=1)
+    assert 200 < len(deferred) < 800
+    assert rule.target_factor == pytest.approx(2 ** ((len(deferred) - 10) / 70), rel=0.2)
+
+
+def test_deferral_when_a_part_was_served_then_only_the_rest_counts():
+    bound, rule = WaitBound(3.0), DeferralRule()
+    first, second, third = (bound.arrive(number, work) for number, work in enumerate((50, 30, 30)))
+    for ticket in (first, second):
+        rule.arrive(ticket, 100)
+    rule.serve(first, 40)
+    bound.serve(first, 40)
+    rule.arrive(third, 69)
+    assert [ticket.is_deferred for ticket in (first, second, third)] == [False, True, False]
+
+
+def test_late_jobs_when_one_long_job_is_in_the_way_then_only_it_is_late():
+    assert num_late([0, 1, 2, 3], [100, 1, 1, 1], 5) == 1
+    assert num_late([0, 1, 2, 3], [1, 1, 1, 1], 1) == 0
+    assert num_late([0, 0, 0], [2, 2, 2], 4) == 1
+    assert num_late([0, 50, 51], [5, 4, 4], 4) == 2  # the first is too long by itself, one of the others waits
+
+
+def test_least_target_when_a_share_may_be_late_then_it_is_that_of_the_rest():
+    at_s, work_s = [float(number) for number in range(100)], [0.5] * 100
+    work_s[10] = 40.0
+    assert least_target_s(at_s, work_s, 0.01) == pytest.approx(0.5, abs=1e-3)
+    assert least_target_s(at_s, work_s, 0.0) > 39.0

@@ -113,27 +113,40 @@ class Scheduler:
     def _schedule_prefills(self, batch: ScheduledBatch, budget: int) -> None:
         """Spend the budget on chunks, by rank: of running sequences, and of waiting ones that are admitted for it.
 
-        A running one has the blocks of all its tokens, so nobody is preempted here. One that outranks it takes its place in the
-        budget, not its slot or blocks; when there is no room for that one, those that run go on.
+        A running one has the blocks of all its tokens. One that outranks it takes its place in the budget, not its slot or blocks;
+        when there is no room for that one, those that run go on. Only for one that is pressing, prefills behind it are preempted.
         """
         waiting = self.waiting
         prefills = [sequence for sequence in self.running if not _decodes(sequence)]
-        prefills.sort(key=waiting.rank)
-        position = 0
+        prefills.sort(key=waiting.rank, reverse=True)  # the first to get a chunk stands last
         while budget > 0:
-            behind = prefills[position] if position < len(prefills) else None
             head = waiting.peek()
-            if head is not None and (behind is None or waiting.rank(head) < waiting.rank(behind)) and self._admit(head):
+            outranks = head is not None and (not prefills or waiting.rank(head) < waiting.rank(prefills[-1]))
+            if head is not None and outranks and (self._admit(head) or self._admit_over(head, prefills)):
                 sequence = head
-            elif behind is not None:
-                sequence = behind
-                position += 1
+            elif prefills:
+                sequence = prefills.pop()
             else:
                 return
             num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
             budget -= num_tokens
             batch.sequences.append(sequence)
             batch.num_tokens.append(num_tokens)
+
+    def _admit_over(self, sequence: Sequence, prefills: list[Sequence]) -> bool:
+        """Make room for a pressing sequence by preempting ``prefills`` that are not, the last in rank first; takes them out.
+
+        None of them is in the batch yet. False when that was not enough; those that were preempted wait for their turn again.
+        """
+        if not self.waiting.is_pressing(sequence):
+            return False
+        while prefills and not self.waiting.is_pressing(prefills[0]):
+            victim = prefills.pop(0)
+            self.running.remove(victim)
+            self._preempt(victim)
+            if self._admit(sequence):
+                return True
+        return False
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt from the end of the running list until there is room; False when that reached ``sequence`` itself.
@@ -142,13 +155,17 @@ class Scheduler:
         """
         while not self.kv.reserve(sequence.table, sequence.num_computed_tokens, num_tokens):
             victim = self.running.pop()
-            self.kv.release(victim.table)
-            victim.num_computed_tokens = 0
-            self.num_preemptions += 1
-            self.waiting.add(victim)
+            self._preempt(victim)
             if victim is sequence:
                 return False
         return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Free the blocks of a sequence that was taken off the running list, and let it wait."""
+        self.kv.release(sequence.table)
+        sequence.num_computed_tokens = 0
+        self.num_preemptions += 1
+        self.waiting.add(sequence)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Move a waiting sequence to the running list; False, with nothing changed, when slots or blocks are short."""

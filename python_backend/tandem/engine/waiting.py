@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
-from time import perf_counter
+import math
+from collections.abc import Iterator
 from typing import Protocol
 
 from tandem.config import SchedulingPolicy
 from tandem.engine.sequence import Sequence
-from tandem.scheduling.aging import AgingClock, Ticket
 from tandem.scheduling.length import LengthPredictor, RequestKind
-from tandem.scheduling.order import slo_key
-from tandem.scheduling.step_time import StepTimeModel
 from tandem.scheduling.ticket_queue import TicketQueue
+from tandem.scheduling.wait_bound import Ticket
 
 Rank = tuple[float, ...]
 """Sorts sequences of one queue as they are to be served now, the lowest first."""
+
+MAX_WAIT_RATIO = 2.35
+"""To the first token, against FCFS, on a clock of prompt tokens. In seconds 3 is promised: steps that decode more take longer."""
+
+_FIRST_MS_PER_TOKEN = 2.0
+_PACE_WEIGHT = 0.02
 
 
 class WaitingQueue(Protocol):
@@ -43,6 +47,10 @@ class WaitingQueue(Protocol):
 
     def rank(self, sequence: Sequence) -> Rank:
         """Of a sequence that waits here or was admitted from here."""
+        ...
+
+    def is_pressing(self, sequence: Sequence) -> bool:
+        """Whether it has waited so long that room is to be made for it at the cost of prompts that are not pressing."""
         ...
 
     def note_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
@@ -91,6 +99,9 @@ class FirstComeFirstServed:
     def rank(self, sequence: Sequence) -> Rank:
         return sequence.request.arrival, sequence.index
 
+    def is_pressing(self, sequence: Sequence) -> bool:
+        return False
+
     def note_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
         pass
 
@@ -102,10 +113,10 @@ class FirstComeFirstServed:
 
 
 class SloOrder:
-    """Least predicted work first, weighed against the deadline, with the bound of :mod:`tandem.scheduling.aging`.
+    """In order of arrival, but the largest step back when others would miss the target, within a bound on every wait.
 
-    Work on the aging clock is prompt tokens: they are what the waiting ones share, since decodes run in every step. A preempted
-    sequence is promoted at once; it has the least left.
+    See :mod:`tandem.scheduling.deferral` and :mod:`tandem.scheduling.wait_bound`. Work on the clock is prompt tokens: they are what
+    the waiting ones share, since decodes run in every step. The predicted answer counts towards who is largest.
     """
 
     def __init__(
@@ -113,18 +124,14 @@ class SloOrder:
         *,
         slo_ttft_ms: float,
         tokens_per_step: int,
-        clock_s: Callable[[], float] = perf_counter,
         lengths: LengthPredictor | None = None,
-        steps: StepTimeModel | None = None,
     ) -> None:
-        """``slo_ttft_ms``: wanted time to the first token. ``tokens_per_step``: the engine's budget. ``clock_s``: any epoch."""
+        """``slo_ttft_ms``: wanted time to the first token. ``tokens_per_step``: the engine's budget."""
         self._slo_ttft_ms = slo_ttft_ms
         self._tokens_per_step = tokens_per_step
-        self._clock_s = clock_s
         self._lengths = LengthPredictor() if lengths is None else lengths
-        self._steps = StepTimeModel() if steps is None else steps
-        self._aging = AgingClock()
-        self._queue: TicketQueue[Sequence] = TicketQueue(self._aging)
+        self._ms_per_token = _FIRST_MS_PER_TOKEN  # of a prompt, beside what is decoded in the same steps
+        self._queue: TicketQueue[Sequence] = TicketQueue(max_wait_ratio=MAX_WAIT_RATIO)
         self._tickets: dict[Sequence, Ticket] = {}
 
     def __len__(self) -> int:
@@ -134,47 +141,52 @@ class SloOrder:
         return iter(self._queue)
 
     def add(self, sequence: Sequence) -> None:
-        before = self._tickets.get(sequence)
-        if before is not None:
-            self._aging.withdraw(before)
-        was_admitted = before is not None or sequence.num_output_tokens > 0
-        ticket = self._aging.arrive(sequence.request.arrival, sequence.num_tokens, self._key(sequence), is_promoted=was_admitted)
-        self._tickets[sequence] = ticket
-        self._queue.add(sequence, ticket)
+        ticket, has_answered = self._tickets.get(sequence), sequence.num_output_tokens > 0
+        if ticket is not None:
+            self._queue.come_back(sequence, ticket, sequence.num_tokens, has_answered=has_answered)
+            return
+        num_left = self._lengths.remaining_tokens(_kind(sequence), sequence.num_output_tokens) * sequence.num_seats
+        self._tickets[sequence] = self._queue.arrive(
+            sequence,
+            sequence.request.arrival,
+            sequence.num_tokens,
+            # A sibling that forked off another has no ticket until it is preempted.
+            target_work=math.inf if has_answered else self._slo_ttft_ms / self._ms_per_token,
+            # Decodes share their steps with others, so a token of an answer costs about as much as one of a prompt.
+            other_size=num_left,
+        )
 
     def peek(self) -> Sequence | None:
-        return self._queue.peek()
+        return self._queue.peek(self._tokens_per_step)
 
     def remove(self, sequence: Sequence) -> bool:
         return self._queue.remove(sequence)
 
     def rank(self, sequence: Sequence) -> Rank:
         ticket = self._tickets.get(sequence)
-        return (0, sequence.request.arrival, 0) if ticket is None else self._aging.rank(ticket)
+        return (0, sequence.request.arrival, 0) if ticket is None else self._queue.rank(ticket, self._tokens_per_step)
+
+    def is_pressing(self, sequence: Sequence) -> bool:
+        ticket = self._tickets.get(sequence)
+        return ticket is not None and self._queue.is_pressing(ticket, self._tokens_per_step)
 
     def note_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
         ticket = self._tickets.get(sequence)
         if ticket is not None and ticket.work_left > 0.0:
             # What was found in the prefix cache is served without being computed.
             num_left = sequence.num_tokens - sequence.num_computed_tokens - num_tokens
-            self._aging.serve(ticket, ticket.work_left - num_left)
+            self._queue.serve(ticket, ticket.work_left - num_left)
 
     def note_ended(self, sequence: Sequence, *, is_complete: bool) -> None:
         ticket = self._tickets.pop(sequence, None)
         if ticket is not None:
-            self._aging.withdraw(ticket)
+            self._queue.forget(ticket)
         if is_complete:
             self._lengths.learn(_kind(sequence), max(sequence.num_output_tokens, 1))
 
     def note_step(self, num_prefill_tokens: int, num_decode_tokens: int, step_ms: float) -> None:
-        self._steps.observe(num_prefill_tokens, num_decode_tokens, step_ms)
-
-    def _key(self, sequence: Sequence) -> float:
-        num_left = self._lengths.remaining_tokens(_kind(sequence), sequence.num_output_tokens)
-        prefill_ms = self._steps.prefill_ms(sequence.num_tokens, self._tokens_per_step)
-        # Decodes share their steps with others, so an answer costs the others its own tokens and not the whole steps.
-        answer_ms = self._steps.coefficients_ms[1] * num_left * sequence.num_seats
-        return slo_key(deadline_ms=self._clock_s() * 1e3 + self._slo_ttft_ms, work_ms=prefill_ms + answer_ms)
+        if num_prefill_tokens > 0 and num_prefill_tokens + num_decode_tokens == self._tokens_per_step:
+            self._ms_per_token += _PACE_WEIGHT * (step_ms / num_prefill_tokens - self._ms_per_token)
 
 
 def _kind(sequence: Sequence) -> RequestKind:

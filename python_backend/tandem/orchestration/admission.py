@@ -10,6 +10,7 @@ wait, whatever engine stands behind: its own queue stays short, and the order is
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -17,10 +18,12 @@ from dataclasses import dataclass
 
 from tandem.config import SCHEDULING_POLICIES, SchedulingPolicy
 from tandem.errors import Overloaded, SetupError
-from tandem.scheduling.aging import AgingClock, Ticket
 from tandem.scheduling.length import LengthPredictor, RequestKind
-from tandem.scheduling.order import slo_key
 from tandem.scheduling.ticket_queue import TicketQueue
+from tandem.scheduling.wait_bound import Ticket
+
+MAX_WAIT_RATIO = 2.35
+"""As in tandem.engine.waiting, on a clock of prompt and predicted answer tokens."""
 
 _FIRST_MS_PER_TOKEN = 2.0
 _PACE_WEIGHT = 0.05
@@ -70,8 +73,7 @@ class AdmissionQueue:
         self._config = config
         self._clock_s = clock_s
         self._lock = threading.Lock()  # guards all below, and the tickets
-        self._aging = AgingClock()
-        self._waiting: TicketQueue[Place] = TicketQueue(self._aging)
+        self._waiting: TicketQueue[Place] = TicketQueue(max_wait_ratio=MAX_WAIT_RATIO if config.policy == "slo" else math.inf)
         self._lengths = LengthPredictor()
         self._num_joined = 0
         self._num_in_flight = 0
@@ -112,10 +114,11 @@ class AdmissionQueue:
             if not has_room and len(self._waiting) >= self._config.max_waiting:
                 raise Overloaded(f"{self._engine} is full ({self._config.max_waiting} requests wait for it); try again later")
             num_tokens = num_prompt_tokens + self._lengths.remaining_tokens(kind)
-            ticket = self._aging.arrive(self._num_joined, num_tokens, self._key(num_tokens, slo_ttft_ms))
+            place = Place(self, kind, num_tokens)
+            target_ms = self._config.slo_ttft_ms if slo_ttft_ms is None else slo_ttft_ms
+            target_work = target_ms / self._ms_per_token if self._config.policy == "slo" else math.inf
+            place.ticket = self._waiting.arrive(place, self._num_joined, num_tokens, target_work=target_work)
             self._num_joined += 1
-            place = Place(self, kind, ticket, num_tokens)
-            self._waiting.add(place, ticket)
             self._start_next()
         return place
 
@@ -123,14 +126,14 @@ class AdmissionQueue:
         """For :class:`Place`."""
         with self._lock:
             if self._waiting.remove(place):
-                self._aging.withdraw(place.ticket)
+                self._waiting.forget(place.ticket)
                 place.settle(is_admitted=False)
 
     def leave(self, place: Place, num_output_tokens: int | None) -> None:
         """For :class:`Place`."""
         with self._lock:
             if self._waiting.remove(place):
-                self._aging.withdraw(place.ticket)
+                self._waiting.forget(place.ticket)
                 place.settle(is_admitted=False)
                 return
             if not place.was_admitted:
@@ -144,20 +147,16 @@ class AdmissionQueue:
 
     def _start_next(self) -> None:
         while self._num_in_flight < self._config.max_in_flight:
-            place = self._waiting.peek()
+            # A request is handed over whole, so the piece of work is all of it; the mean is near enough to find who is pressing.
+            place = self._waiting.peek(self._waiting.backlog / max(len(self._waiting), 1))
             if place is None:
                 return
             self._waiting.remove(place)
-            self._aging.serve(place.ticket, place.ticket.work_left)
+            self._waiting.serve(place.ticket, place.ticket.work_left)
+            self._waiting.forget(place.ticket)
             self._num_in_flight += 1
             self._num_tokens_in_flight += place.num_tokens
             place.settle(is_admitted=True)
-
-    def _key(self, num_tokens: float, slo_ttft_ms: float | None) -> float:
-        if self._config.policy == "fcfs":
-            return float(self._num_joined)
-        deadline_ms = self._clock_s() * 1e3 + (self._config.slo_ttft_ms if slo_ttft_ms is None else slo_ttft_ms)
-        return slo_key(deadline_ms=deadline_ms, work_ms=num_tokens * self._ms_per_token)
 
     def _learn_pace(self, num_tokens: float) -> None:
         """How long the engine takes per token when it always has work; prompt and answer tokens count alike."""
@@ -171,9 +170,9 @@ class AdmissionQueue:
 class Place:
     """One request's place in one queue."""
 
-    def __init__(self, queue: AdmissionQueue, kind: RequestKind, ticket: Ticket, num_tokens: float) -> None:
+    def __init__(self, queue: AdmissionQueue, kind: RequestKind, num_tokens: float) -> None:
         self.kind = kind
-        self.ticket = ticket
+        self.ticket: Ticket  # set by the queue when it joins
         self.num_tokens = num_tokens
         self.was_admitted = False
         self._queue = queue
