@@ -11,9 +11,9 @@ declared when it arrives and does not depend on the order (prompt tokens, say). 
 
 **Theorem.** As long as no slack is negative, serving by due time (EDF) meets them all; this is the classic feasibility test of a
 single server (Jackson 1955; Liu and Layland 1973). So *any* order is allowed while the least slack covers what is served next;
-after that only requests that are due no later than the last one without such slack are served (they are *pressing*), by due time, which
-leaves the slacks as they are. An arrival cannot break this: appended to a schedule that meets all due times it is served at
-a + B + w, before it is due, and where some order meets them all, EDF does too.
+after that only requests that are due no later than the last one without such slack are served (they are *pressing*), by due
+time, which leaves the slacks as they are. An arrival cannot break this: appended to a schedule that meets all due times it is
+served at a + B + w, before it is due, and where some order meets them all, EDF does too.
 
 It asks that (1) the server is never idle while r waits, (2) work served is counted as declared, (3) no request brings work anew. A
 server that serves in pieces adds a piece. (1) and (2) fail where slots or blocks keep r out, (3) on preemption by recompute; the
